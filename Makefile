@@ -29,11 +29,12 @@ demo: $(READY)  ## compare two policies on a mixed workload, two minutes; writes
 
 # Types are checked beside the tests that leave processors idle. Tests start many processes, which are to find their
 # code compiled. Files are taken by name, not by their number of tests: those that start servers have few, and would
-# come last, one after another. Tests often wait for processes that they started, so there is one more than processors.
+# come last, one after another. Tests often wait for processes that they started, so there are twice as many workers as
+# processors.
 test: export PYTHONDONTWRITEBYTECODE =
 test: lint speed  ## check the code and its speed, and run all tests that need no GPU
 	$(MAKE) --no-print-directory --jobs 2 --keep-going types serial-tests; first=$$?; \
-		$(BIN)/pytest $(SERIAL:%=--ignore=%) --numprocesses $$(($$(nproc) + 1)) --maxprocesses 8 --dist loadfile --no-loadscope-reorder \
+		$(BIN)/pytest $(SERIAL:%=--ignore=%) --numprocesses $$(($$(nproc) * 2)) --maxprocesses 8 --dist loadfile --no-loadscope-reorder \
 		&& exit $$first
 
 serial-tests: $(READY)

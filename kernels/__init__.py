@@ -2,6 +2,6 @@
 
 from loong.kernels.contract import Dims
 from loong.kernels.partial import Partial
-from loong.kernels.reference import apply_rotary, attend, merge, rms_norm, silu_and_mul
+from loong.kernels.reference import activate_and_mul, apply_rotary, attend, merge, rms_norm
 
-__all__ = ["Dims", "Partial", "apply_rotary", "attend", "merge", "rms_norm", "silu_and_mul"]
+__all__ = ["Dims", "Partial", "activate_and_mul", "apply_rotary", "attend", "merge", "rms_norm"]

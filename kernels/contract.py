@@ -55,6 +55,10 @@ class Dims:
         if not tensor[:1].is_contiguous():
             raise ValueError(f"{name} must have contiguous rows, got strides {tensor.stride()}")
 
+    def bind_size(self, letter: str, size: int) -> None:
+        """Bind a letter to a size that follows from others."""
+        self._bound.setdefault(letter, (size, letter))
+
     def group_size(self) -> int:
         """Return how many query heads share a KV head. Raises ValueError if H is not a multiple of K."""
         if self["H"] % self["K"] != 0:

@@ -1,15 +1,18 @@
 """The definition of every kernel in plain torch, which CPUs run as well."""
 
 from itertools import pairwise
+from typing import assert_never
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from loong.core.activation import SWIGLU_ALPHA, SWIGLU_LIMIT, Activation
 from loong.kernels.attend_task import AttendTask
 from loong.kernels.contract import Dims
 from loong.kernels.expert_groups import ExpertGroups
 from loong.kernels.fp8_rows import FP8, LARGEST, LEAST_SCALE
+from loong.kernels.kv_rows import dequantized, has_fp8, quantized
 from loong.kernels.partial import Partial
 from loong.kernels.shared_table import SharedTable
 from loong.kernels.slots import SlotLists
@@ -25,6 +28,7 @@ def attend(
     scale: float,
     q_positions: Tensor | None = None,
     kv_positions: Tensor | None = None,
+    window: int | None = None,
 ) -> Partial:
     """Attend a block of queries to one KV segment.
 
@@ -32,7 +36,8 @@ def attend(
         q [T, H, D]; k, v [S, K, D] of q's dtype; any strides; H a multiple of K, and query head h reads
             KV head h // (H / K). T and S may be 0.
         q_positions [T], kv_positions [S] int64, in any order: a key is visible iff
-            kv_position <= q_position. Both None: every key is visible. One None: ValueError.
+            kv_position <= q_position, and with a `window` q_position - kv_position < window as well. Both
+            None: every key is visible. One None: ValueError.
         Returns a new Partial; a row that sees no key is (0, -inf). Accumulates in float32.
     """
     dims = Dims()
@@ -46,19 +51,28 @@ def attend(
         dims.bind("q_positions", q_positions, "T", torch.int64, is_contiguous=False)
         dims.bind("kv_positions", kv_positions, "S", torch.int64, is_contiguous=False)
     if dims["T"] * dims["H"] * dims["S"] <= _MAX_SCORES:
-        return _attend_block(q, k, v, scale, _visible(q_positions, kv_positions))
-    return _attend_by_blocks(q, k, v, scale, q_positions, kv_positions)
+        return _attend_block(q, k, v, scale, _visible(q_positions, kv_positions, window))
+    return _attend_by_blocks(q, k, v, scale, q_positions, kv_positions, window)
 
 
-def _visible(q_positions: Tensor | None, kv_positions: Tensor | None) -> Tensor | None:
+def _visible(
+    q_positions: Tensor | None, kv_positions: Tensor | None, window: int | None = None
+) -> Tensor | None:
     """Return which key each query sees [T, S], or None for all."""
     if q_positions is None or kv_positions is None:
         return None
-    return kv_positions <= q_positions[:, None]
+    is_before = kv_positions <= q_positions[:, None]
+    return is_before if window is None else is_before & (kv_positions > q_positions[:, None] - window)
 
 
 def _attend_by_blocks(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, q_positions: Tensor | None, kv_positions: Tensor | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    q_positions: Tensor | None,
+    kv_positions: Tensor | None,
+    window: int | None,
 ) -> Partial:
     num_tokens, num_heads, head_dim = q.shape
     partial = Partial.identity(num_tokens, num_heads, head_dim, q.device)
@@ -70,7 +84,7 @@ def _attend_by_blocks(
         else:
             seen = (kv_positions <= q_positions[rows].max()).nonzero()
             end = int(seen[-1]) + 1 if len(seen) else 0  # no row sees keys from here on
-            visible = _visible(q_positions[rows], kv_positions[:end])
+            visible = _visible(q_positions[rows], kv_positions[:end], window)
             block = _attend_block(q[rows], k[:end], v[:end], scale, visible)
         partial.out[rows], partial.lse[rows] = block
     return partial
@@ -103,15 +117,33 @@ def _rows_to_tokens(rows: Tensor, num_tokens: int) -> Tensor:
 
 def attend_slots(q: Tensor, kv: Tensor, lists: SlotLists, *, scale: float) -> Partial:
     """Attend one query of each request, q [B, H, D], to its slots of a pool, kv [num_slots, 2, K, D]."""
-    rows = ((q[b : b + 1], kv[lists.list_of(b)]) for b in range(len(q)))
-    parts = [attend(row, part[:, 0], part[:, 1], scale=scale) for row, part in rows]
+    rows = (_with_rows(q[b : b + 1], kv[lists.list_of(b)]) for b in range(len(q)))
+    parts = [attend(*each, scale=scale) for each in rows]
     return Partial(torch.cat([part.out for part in parts]), torch.cat([part.lse for part in parts]))
 
 
+def _with_rows(q: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return q, and keys and values of rows of either kind; all in float32 if the rows are in FP8."""
+    if not has_fp8(rows):
+        return q, rows[:, 0], rows[:, 1]
+    keys, values = dequantized(rows, q.shape[2]).unbind(1)
+    return q.float(), keys, values
+
+
 def attend_blocks(
-    q: Tensor, kv: Tensor, tasks: Tensor, *, scale: float, total: Partial, slots: Tensor | None = None
+    q: Tensor,
+    kv: Tensor,
+    tasks: Tensor,
+    *,
+    scale: float,
+    total: Partial,
+    slots: Tensor | None = None,
+    window: int | None = None,
 ) -> None:
-    """Merge the attention of tasks [C, 8], lines of `AttendTask`, over kv [S, 2, K, D] into `total`."""
+    """Merge the attention of tasks [C, 8], lines of `AttendTask`, over kv [S, 2, K, D] into `total`.
+
+    With a `window`, queries see only keys of that many positions, up to their own.
+    """
     for line in tasks.tolist():
         task = AttendTask(*line)
         if not task.num_queries:
@@ -120,12 +152,11 @@ def attend_blocks(
         keys = torch.arange(task.num_keys, device=q.device)
         rows = task.key_row + keys if slots is None else slots[task.key_row + keys]
         part = attend(
-            q[queries],
-            kv[rows, 0],
-            kv[rows, 1],
+            *_with_rows(q[queries], kv[rows]),
             scale=scale,
             q_positions=task.first_query + task.query_step * torch.arange(task.num_queries, device=q.device),
             kv_positions=task.first_key + task.key_step * keys,
+            window=window,
         )
         before = _cleared(Partial(total.out[queries], total.lse[queries]))
         total.out[queries], total.lse[queries] = merge(before, part)
@@ -144,7 +175,7 @@ def attend_shared(q: Tensor, kv: Tensor, table: SharedTable, *, scale: float, to
         first = task.query_row % len(table.rows)
         rows = table.rows[first : first + task.num_queries]
         keys = kv[table.slots[task.key_row : task.key_row + task.num_keys]]
-        part = attend(q[rows], keys[:, 0], keys[:, 1], scale=scale)
+        part = attend(*_with_rows(q[rows], keys), scale=scale)
         merge_into(total, Partial(part.out[None], part.lse[None]), rows)
 
 
@@ -182,6 +213,13 @@ def merge_into(total: Partial, parts: Partial, rows: Tensor | None = None) -> No
     total.out[place], total.lse[place] = merged
 
 
+def add_sinks(total: Partial, sinks: Tensor) -> None:
+    """Merge one more key into every row of total [T, H, D]: of the logits sinks [H], and the value 0."""
+    lse = sinks.expand_as(total.lse)
+    cleared = _cleared(total)
+    total.out[:], total.lse[:] = merge(cleared, Partial(torch.zeros_like(cleared.out), lse))
+
+
 def _cleared(partial: Partial) -> Partial:
     """Return a partial in float32, with 0 in rows without KV, which may be uninitialized."""
     return partial._replace(out=partial.out.float().where(partial.lse[..., None] > -torch.inf, 0.0))
@@ -214,12 +252,12 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Scale the last dim to unit root mean square, then by `weight`.
 
     Contract:
-        x [..., E] and weight [E] of one dtype. Computed in float32 and rounded to x's dtype before the
-        multiplication with `weight`, which is Hugging Face's order.
+        x [..., E] and weight [E] of its dtype or float32. Computed in float32 and rounded to the weight's
+        dtype before the multiplication with it, which is Hugging Face's order, and after it to x's.
     """
     wide = x.float()
     scaled = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
-    return weight * scaled.to(x.dtype)
+    return (weight * scaled.to(weight.dtype)).to(x.dtype)
 
 
 def add_rms_norm(residual: Tensor, weight: Tensor, eps: float, *, out: Tensor, added: Tensor | None) -> None:
@@ -248,6 +286,16 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return x [M, K] times weight [N, K] transposed, plus bias [N]: [M, N] in their dtype, rounded once."""
     wide = x.float() @ weight.float().T
     return (wide if bias is None else wide + bias.float()).to(x.dtype)
+
+
+def choose_experts(logits: Tensor, *, is_normalized: bool, chosen: Tensor, weights: Tensor) -> None:
+    """Write the C largest shares of logits [T, X] to weights [T, C], and whose they are to chosen [T, C].
+
+    Shares are by softmax over X. `is_normalized`: those of the chosen sum to 1.
+    """
+    shares, experts = logits.softmax(-1, dtype=torch.float32).topk(chosen.shape[1], dim=-1)
+    chosen.copy_(experts)
+    weights.copy_(shares / shares.sum(-1, keepdim=True) if is_normalized else shares)
 
 
 def grouped_linear(x: Tensor, weight: Tensor, groups: ExpertGroups, *, out: Tensor) -> None:
@@ -303,9 +351,18 @@ def expert_sum(parts: Tensor, weights: Tensor, *, out: Tensor) -> None:
     out.copy_(total)
 
 
-def silu_and_mul(gate: Tensor, up: Tensor) -> Tensor:
-    """Return `silu(gate) * up`, elementwise, in their dtype, rounded after the activation."""
-    return F.silu(gate) * up
+def activate_and_mul(gate: Tensor, up: Tensor, activation: Activation = Activation.SILU) -> Tensor:
+    """Return the activated gate times `up`, elementwise, in their dtype, rounded after the activation."""
+    match activation:
+        case Activation.SILU:
+            return F.silu(gate) * up
+        case Activation.GELU_TANH:
+            return F.gelu(gate, approximate="tanh") * up
+        case Activation.CLAMPED_SWIGLU:
+            gate, up = gate.clamp(max=SWIGLU_LIMIT), up.clamp(-SWIGLU_LIMIT, SWIGLU_LIMIT)
+            return gate * torch.sigmoid(gate * SWIGLU_ALPHA) * (up + 1)
+        case _:
+            assert_never(activation)
 
 
 def rotate_and_store(
@@ -321,12 +378,17 @@ def rotate_and_store(
     k_norm: Tensor | None = None,
     eps: float = 0.0,
 ) -> None:
-    """Finish the heads of qkv [T, H + 2 K, D]; write q, and kv for tokens whose row is not below 0."""
-    num_heads, num_kv_heads = q.shape[1], kv.shape[2]
+    """Finish the heads of qkv [T, H + 2 K, D]; write q, and kv for tokens whose row is not below 0.
+
+    Rows of kv are [S, 2, K, D], or in FP8 with a scale of each token and head; see `kv_rows`.
+    """
+    num_heads = q.shape[1]
+    num_kv_heads = (qkv.shape[1] - num_heads) // 2
     heads = qkv if bias is None else qkv + bias
     queries, keys, values = torch.split(heads, [num_heads, num_kv_heads, num_kv_heads], dim=1)
     if q_norm is not None and k_norm is not None:
         queries, keys = rms_norm(queries, q_norm, eps), rms_norm(keys, k_norm, eps)
     q.copy_(apply_rotary(queries, cos, sin))
     new = torch.stack((apply_rotary(keys, cos, sin), values), dim=1)
-    kv[rows[rows >= 0]] = new[rows >= 0]
+    stored = new[rows >= 0]
+    kv[rows[rows >= 0]] = quantized(stored) if has_fp8(kv) else stored

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from loong.kernels.sampling.draw_params import DrawParams, Penalties
 
-_ONE = 2.0**44  # the likeliest token's weight; 2**18 tokens of it still sum to less than 2**63
+_ONE = 2.0**44  # the likeliest token's weight; less than 2**19 of it sum to less than 2**63
 
 
 def draw(logits: Tensor, params: DrawParams, chance: Tensor) -> Tensor:

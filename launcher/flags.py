@@ -39,6 +39,13 @@ def positive(text: str) -> int:
     return int(text)
 
 
+def count(text: str) -> int:
+    """Parse a whole number of at least 0."""
+    if not text.isascii() or not text.isdigit():
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number of at least 0")
+    return int(text)
+
+
 def port(text: str) -> int:
     """Parse a TCP port, or 0 for any that is free."""
     if not text.isascii() or not text.isdigit() or int(text) > MAX_PORT:
@@ -129,6 +136,23 @@ def add_host_tier_flag(group: argparse._ActionsContainer) -> None:
         metavar="N",
         help="tokens of KV that each instance also keeps in memory of its host (none; auto: what fits half "
         "of the memory that is left)",
+    )
+
+
+def add_memory_instance_flags(group: argparse._ActionsContainer, auto: str) -> None:
+    """Add the flags for instances that hold KV without weights, where `auto` is the default size in words."""
+    group.add_argument(
+        "--memory-instances",
+        type=count,
+        default=0,
+        metavar="N",
+        help="number of instances without weights, which hold KV and attend for the others (%(default)s)",
+    )
+    group.add_argument(
+        "--memory-kv-tokens",
+        type=or_auto(token_count),
+        metavar="N",
+        help=f"tokens of KV on each memory instance (auto: {auto})",
     )
 
 

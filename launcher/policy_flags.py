@@ -19,6 +19,13 @@ _FLAGS = (
     FieldFlag("chunk_tokens", positive, "N", "token budget of a step on each instance, for chunked policies"),
     FieldFlag("router_token_ratio", part, "X", "share of the pool up to which `lightllm` over-commits it"),
     FieldFlag("lease_steps", positive, "N", "decode steps that a group takes without a new plan"),
+    FieldFlag(
+        "max_micro_batches",
+        positive,
+        "N",
+        "parts of a lease at most, of which one computes while others are attended on memory instances",
+        "2 on processors, 1 on GPUs",
+    ),
     FieldFlag("target_ttft", target, "S", f"TTFT target of a request without an SLO; {_NONE}"),
     FieldFlag("target_tpot", target, "S", f"TPOT target of a request without an SLO; {_NONE}"),
     FieldFlag(

@@ -102,8 +102,11 @@ def _written(action: argparse.Action) -> str:
 
 
 def _value(action: argparse.Action) -> str:
-    if isinstance(action.metavar, str):
-        return action.metavar
+    match action.metavar:
+        case str():
+            return action.metavar
+        case (first, others):
+            return f"{first} [{others}]"
     return action.dest.upper() if action.choices is None else "VALUE"
 
 

@@ -24,7 +24,6 @@ SERVE = {
     "--root-path": "none: a proxy's work",
     "--pipeline-parallel-size": "none: instances share a prompt by its positions, not by layers",
     "--distributed-executor-backend": "--hosts ray: instances on the hosts of a Ray cluster",
-    "--kv-cache-dtype": "none: KV is in the model's dtype",
     "--enable-lora": "none: there are no LoRA adapters",
     "--speculative-config": "none: there is no speculative decoding",
     "--kv-transfer-config": "none: KV stays in this server",

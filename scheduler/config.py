@@ -36,7 +36,10 @@ class PolicyConfig:
     `lease_steps` steps by itself. `deferred_share` of the time is for the oldest deferred prompt. `fairness`
     says who is served first when not all can be in time. `chunk_tokens` is the number of tokens in a step of
     the chunked baselines, decodes and prompts together. `admission` is the length of outputs that plans count
-    with. Below `router_token_ratio` of its pool, `lightllm` expects outputs to be shorter than declared.
+    with. A lease that others serve is cut into up to `max_micro_batches` (None: 2 on processors, 1 on GPUs,
+    which take a captured lease whole). Below `router_token_ratio` of its pool, `lightllm` expects outputs to
+    be shorter than declared. A request may need `max_loan` tokens of KV more than its engine has room for
+    (None: no engine lends any).
     """
 
     target_ttft: float = 1.0
@@ -48,8 +51,10 @@ class PolicyConfig:
     deferred_share: float = 0.05
     fairness: Fairness = Fairness.NONE
     chunk_tokens: int = 2048
-    admission: AdmissionRule = AdmissionRule.STRICT
+    admission: AdmissionRule = AdmissionRule.EXPECTED
     router_token_ratio: float = 0.0
+    max_micro_batches: int | None = None
+    max_loan: int | None = None
 
     @property
     def step_time(self) -> float:

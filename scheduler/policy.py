@@ -1,20 +1,18 @@
 """Policies by name."""
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from itertools import chain, count, takewhile
+from itertools import count, takewhile
 from re import fullmatch
 from typing import TypeAlias
 
 from loong.core.cost.cost_model import CostModel
-from loong.core.decision import Decision, DecisionKind
+from loong.core.decision import DecisionKind
 from loong.core.errors import ConfigError
 from loong.core.instance import ElasticInstance, InstanceKind
 from loong.core.placement import InstanceId
-from loong.core.plan import Failure, FailureCause, IterationPlan
-from loong.core.request import RequestView
+from loong.core.plan import IterationPlan
 from loong.core.similar_words import meant
 from loong.core.snapshot import Snapshot
 from loong.scheduler.baselines.disaggregated import max_tokens_moved, plan_disaggregated
@@ -26,22 +24,28 @@ from loong.scheduler.baselines.esp_disaggregated import (
 from loong.scheduler.baselines.esp_fixed import plan_esp_fixed
 from loong.scheduler.baselines.fixed_groups import memory_in_use, one_group, one_per_instance
 from loong.scheduler.baselines.fixed_policy import LIGHTLLM, SPLIT_FUSE, WHOLE_PROMPTS, plan_fixed_groups
-from loong.scheduler.common.borrowed_kv import borrowed_at
 from loong.scheduler.common.cluster_parts import Parts, groups_of
 from loong.scheduler.common.draining import Draining
-from loong.scheduler.common.expected_lengths import expecting, relieving
+from loong.scheduler.common.expected_lengths import as_admitted, relieving
 from loong.scheduler.common.fragments import drop_fragments
 from loong.scheduler.common.host_tier import HostTier
 from loong.scheduler.common.lease_extensions import extending
 from loong.scheduler.common.leases import first_ends
-from loong.scheduler.common.suspects import guilty, isolating
+from loong.scheduler.common.leaving_memory import LeavingMemory
+from loong.scheduler.common.oversized import fail_stranded, preempt_oversized, without_oversized
+from loong.scheduler.common.suspects import isolating
 from loong.scheduler.config import AdmissionRule, PolicyConfig
 from loong.scheduler.esp.policy import ABLATIONS, plan_esp
+from loong.scheduler.infinite.debts import borrow_when_full
+from loong.scheduler.infinite.paper import algorithm_1
 from loong.scheduler.infinite.policy import plan_infinite
+from loong.scheduler.lamina.memory import by_request
+from loong.scheduler.lamina.policy import plan_lamina
 from loong.scheduler.paper.batching_program import warm_up
 from loong.scheduler.paper.policy import plan_esp_paper
 
 Policy: TypeAlias = Callable[[Snapshot, CostModel], IterationPlan]
+Plan: TypeAlias = Callable[[Snapshot, CostModel, PolicyConfig], IterationPlan]
 Pools: TypeAlias = Mapping[InstanceId, int]
 """The slots of each full instance."""
 
@@ -73,10 +77,12 @@ class PolicyKind:
     The number is a multiple of `group_size`, and above `num_decode`, the instances that only decode. The KV
     of a request is to be within one of the `parts` of some instances, which are ascending. `prepare` is
     called before the first plan. With `needs_service`, each instance must serve all others. With
-    `reads_prefixes`, plans say what requests read of the KV of others.
+    `reads_prefixes`, plans say what requests read of the KV of others. With `uses_memory`, it keeps KV on
+    memory instances; with `is_bound_by_memory`, a request can have as much as these hold, if there are any.
+    Captured steps cannot run leases of one that `rotates`.
     """
 
-    plan: Callable[[Snapshot, CostModel, PolicyConfig], IterationPlan]
+    plan: Plan
     max_request_tokens: Callable[[Pools], int] = _all_pools
     max_instances: int | None = None
     num_decode: int = 0
@@ -85,13 +91,36 @@ class PolicyKind:
     prepare: Callable[[], None] = lambda: None
     needs_service: bool = False
     reads_prefixes: bool = True
+    uses_memory: bool = False
+    is_bound_by_memory: bool = False
+    rotates: bool = False
+
+    def limit_of(self, pools: Pools, memory: Pools) -> int:
+        """Return the most KV of one request, by the slots of full instances and of memory instances."""
+        if not (self.uses_memory and memory):
+            return self.max_request_tokens(pools)
+        return sum(memory.values()) + (0 if self.is_bound_by_memory else self.max_request_tokens(pools))
+
+
+def _lending(plan: Plan) -> PolicyKind:
+    return PolicyKind(plan, needs_service=True, reads_prefixes=False)
+
+
+def _offloading(plan: Plan) -> PolicyKind:
+    return PolicyKind(
+        plan,
+        _largest_pool,
+        parts=_part_each,
+        uses_memory=True,
+        is_bound_by_memory=True,
+    )
 
 
 _whole = partial(plan_fixed_groups, filling=WHOLE_PROMPTS)
 _chunked = partial(plan_fixed_groups, filling=SPLIT_FUSE)
 
 POLICIES: dict[str, PolicyKind] = {
-    "esp": PolicyKind(plan_esp),
+    "esp": PolicyKind(plan_esp, uses_memory=True),
     "static-sp": PolicyKind(partial(_whole, partition=one_group)),
     "replicas": PolicyKind(partial(_whole, partition=one_per_instance), _largest_pool, parts=_part_each),
     "tp": PolicyKind(partial(_whole, partition=one_group), max_instances=1),
@@ -103,12 +132,20 @@ POLICIES: dict[str, PolicyKind] = {
         partial(plan_fixed_groups, filling=LIGHTLLM, partition=one_group), max_instances=1
     ),
     "esp-paper": PolicyKind(plan_esp_paper, prepare=warm_up, reads_prefixes=False),
-    "infinite": PolicyKind(plan_infinite, needs_service=True, reads_prefixes=False),
+    "infinite": _lending(plan_infinite),
+    "infinite-paper": _lending(partial(plan_infinite, rule=algorithm_1, is_paced=True)),
+    "distkv": _lending(partial(plan_infinite, rule=borrow_when_full)),
+    "lamina": _offloading(plan_lamina),
+    "lamina-by-request": _offloading(partial(plan_lamina, balance=by_request)),
+    "lamina-rotational": replace(_offloading(partial(plan_lamina, rotates=True)), rotates=True),
     "vllm-m": PolicyKind(
         partial(_whole, partition=one_per_instance, load=memory_in_use), _largest_pool, parts=_part_each
     ),
     "vllm-s": PolicyKind(partial(_whole, partition=one_group), max_instances=1),
-    **{name: PolicyKind(partial(plan_esp, variant=variant)) for name, variant in ABLATIONS.items()},
+    **{
+        name: PolicyKind(partial(plan_esp, variant=variant), uses_memory=True)
+        for name, variant in ABLATIONS.items()
+    },
 }
 
 
@@ -192,7 +229,8 @@ def make_policy(name: str, config: PolicyConfig) -> Policy:
     """Return the policy called `name`. Raises `ConfigError` if there is none.
 
     After a loss, it first fails requests that the remaining instances can never finish, and those at which
-    too many were lost; it isolates those that may be next. KV in too many pieces is dropped. It does not
+    too many were lost; it isolates those that may be next. KV in too many pieces is dropped, and so is that
+    of a request that waits for a loan, if others need the slots. It does not
     preempt a request on instances whose batch is ending, but waits for the KV that the batch frees. It
     empties draining instances, and plans as if these were not there, nor prompts whose KV comes from host
     memory.
@@ -201,40 +239,53 @@ def make_policy(name: str, config: PolicyConfig) -> Policy:
     kind.prepare()
 
     def plan_of(snapshot: Snapshot, cost_model: CostModel) -> IterationPlan:
-        if config.admission is AdmissionRule.STRICT:
-            return kind.plan(snapshot, cost_model, config)
-        expected = expecting(snapshot, config.lease_steps)
-        return relieving(kind.plan(expected, cost_model, config), snapshot)
+        plan = kind.plan(as_admitted(snapshot, config), cost_model, config)
+        return plan if config.admission is AdmissionRule.STRICT else relieving(plan, snapshot)
 
     def policy_of_others(snapshot: Snapshot, cost_model: CostModel) -> IterationPlan:
         if not snapshot.pools:
             return IterationPlan()
-        plan = plan_of(without_oversized(snapshot, kind), cost_model)
+        plan = plan_of(without_oversized(snapshot, kind.limit_of, config.max_loan or 0), cost_model)
         if snapshot.ending and plan.preemptions:
             plan = _sparing(plan, snapshot)
         return extending(plan, snapshot, config.lease_steps)
 
     def policy(snapshot: Snapshot, cost_model: CostModel) -> IterationPlan:
-        if (first := fail_stranded(snapshot, kind) or drop_fragments(snapshot)) is not None:
+        if (first := fail_stranded(snapshot, kind.limit_of, config.max_loan or 0)) is not None:
+            return first
+        if (first := drop_fragments(snapshot)) is not None:
+            return first
+        if config.max_loan and (first := preempt_oversized(snapshot, kind.limit_of)) is not None:
             return first
         if (tier := HostTier.of(snapshot, cost_model)) is None:
             return policy_of_staying(snapshot, cost_model)
         return tier.added_to(policy_of_staying(tier.hiding(), cost_model))
 
     def policy_of_staying(snapshot: Snapshot, cost_model: CostModel) -> IterationPlan:
+        has_readers = kind.uses_memory and not kind.is_bound_by_memory
+        if has_readers and (leaving := LeavingMemory.of(snapshot)) is not None:
+            plan = isolating(policy_of_others(leaving.shown, cost_model), snapshot)
+            return leaving.added_to(plan, cost_model)
         if (draining := Draining.of(snapshot)) is None:
             return isolating(policy_of_others(snapshot, cost_model), snapshot)
-        emptying = draining.plan(kind.parts(tuple(sorted(snapshot.pools))))
+        memory_ids = tuple(snapshot.memory_free)
+        parts = kind.parts(tuple(sorted(snapshot.pools)))
+        emptying = draining.plan(tuple((*part, *memory_ids) for part in parts))
         plan = isolating(policy_of_others(draining.hidden(emptying), cost_model), snapshot)
-        return replace(
-            plan,
-            migrations=emptying.migrations + plan.migrations,
-            evictions=emptying.evictions + plan.evictions,
-            lease_ends=first_ends(emptying.lease_ends + plan.lease_ends),
-            decisions=emptying.decisions + plan.decisions,
-        )
+        return _after_emptying(emptying, plan)
 
     return policy
+
+
+def _after_emptying(emptying: IterationPlan, plan: IterationPlan) -> IterationPlan:
+    """Return a plan with what empties draining instances before it."""
+    return replace(
+        plan,
+        migrations=emptying.migrations + plan.migrations,
+        evictions=emptying.evictions + plan.evictions,
+        lease_ends=first_ends(emptying.lease_ends + plan.lease_ends),
+        decisions=emptying.decisions + plan.decisions,
+    )
 
 
 def _sparing(plan: IterationPlan, snapshot: Snapshot) -> IterationPlan:
@@ -255,77 +306,21 @@ def _sparing(plan: IterationPlan, snapshot: Snapshot) -> IterationPlan:
     )
 
 
-def fail_stranded(snapshot: Snapshot, kind: PolicyKind) -> IterationPlan | None:
-    """Return failures of the requests not in flight that can never go on, or None.
-
-    They need more KV than one can have now, or too many instances were lost at them. While no instance is
-    left, they wait for one, as all others do.
-    """
-    pools = {**snapshot.pools, **snapshot.returning}
-    if not pools:
-        return None
-    limit = kind.max_request_tokens(pools)
-    left = f"{len(pools)} instances that are left" if len(pools) > 1 else "instance that is left"
-    failures = [*guilty(_resting(snapshot))] if snapshot.stats.num_losses else []
-    if snapshot.most_tokens > limit:
-        guilty_ids = {failure.request_id for failure in failures}
-        failures += [
-            Failure(
-                view.request_id,
-                f"it needs KV for {view.num_final_tokens} tokens, but can have that of {limit} on the {left}",
-                FailureCause.NO_ROOM,
-            )
-            for view in _resting(snapshot)
-            if view.num_final_tokens > limit and view.request_id not in guilty_ids
-        ]
-    if not failures:
-        return None
-    return IterationPlan(
-        failures=tuple(failures),
-        decisions=tuple(Decision(DecisionKind.FAIL, (f.request_id,), f.reason) for f in failures),
-    )
-
-
-def without_oversized(snapshot: Snapshot, kind: PolicyKind) -> Snapshot:
-    """Hide the requests not in flight that need an instance that is being started again, and their slots."""
-    if not snapshot.returning or not snapshot.pools:
-        return snapshot
-    limit = kind.max_request_tokens(snapshot.pools)
-    hidden = {v.request_id: v for v in _resting(snapshot) if v.num_final_tokens > limit}
-    held: Counter[InstanceId] = Counter()
-    for view in hidden.values():
-        held.update(view.own_tokens_by_instance())
-    for (_, instance_id), num_tokens in dict(chain.from_iterable(map(borrowed_at, hidden.values()))).items():
-        held[instance_id] += num_tokens
-    return replace(
-        snapshot,
-        instances=tuple(
-            replace(
-                i, kv_capacity=i.kv_capacity - held[i.instance_id], kv_used=i.kv_used - held[i.instance_id]
-            )
-            for i in snapshot.instances
-        ),
-        waiting=tuple(view for view in snapshot.waiting if view.request_id not in hidden),
-        running=tuple(view for view in snapshot.running if view.request_id not in hidden),
-    )
-
-
-def _resting(snapshot: Snapshot) -> Iterator[RequestView]:
-    return (view for view in (*snapshot.waiting, *snapshot.running) if view.is_plannable)
-
-
 def admissible_tokens(name: str, instances: tuple[ElasticInstance, ...]) -> int:
     """Return the most KV, in tokens, that one request may need; its last output token needs none.
 
     Raises `ConfigError` if the policy cannot run these instances at all.
     """
     check_instances(name, instances)
-    return policy_kind(name).max_request_tokens(_pools_of(instances))
+    return policy_kind(name).limit_of(_pools_of(instances), _pools_of(instances, InstanceKind.ATTENTION))
 
 
 def check_instances(name: str, instances: tuple[ElasticInstance, ...]) -> None:
     """Raise `ConfigError` if a policy cannot run these instances."""
     kind, pools = policy_kind(name), _pools_of(instances)
+    if _pools_of(instances, InstanceKind.ATTENTION) and not kind.uses_memory:
+        users = ", ".join(name for name, other in POLICIES.items() if other.uses_memory)
+        raise ConfigError(f"policy {name} keeps no KV on --memory-instances; give --policy {users}")
     if kind.max_instances is not None and len(pools) > kind.max_instances:
         raise ConfigError(
             f"policy {name} runs {kind.max_instances} instance, but there are {len(pools)}; "
@@ -353,5 +348,5 @@ def serve_each_other(instances: Sequence[ElasticInstance]) -> bool:
     return all(holder.can_serve(member) for holder in full for member in full if member is not holder)
 
 
-def _pools_of(instances: tuple[ElasticInstance, ...]) -> Pools:
-    return {i.instance_id: i.kv_capacity for i in instances if i.kind is InstanceKind.FULL}
+def _pools_of(instances: tuple[ElasticInstance, ...], kind: InstanceKind = InstanceKind.FULL) -> Pools:
+    return {i.instance_id: i.kv_capacity for i in instances if i.kind is kind}

@@ -46,6 +46,17 @@ MAX_BATCHING_WAIT = 0.1  # of the TTFT target that short prompts wait to be batc
 
 # Lent room
 LENT_BLOCK = 16  # tokens of KV that move at least, and in multiples, so that their messages are worth it
+MOVED_PER_STEP = 16  # tokens of a debtor's KV that move under each step where moves are paced
+CREDITOR_MEMORY_SHARE = 0.8  # of an instance's memory in use, up to which it lends (`infinite-paper`)
+LEAST_SWAP = 8  # blocks of debts along a cycle that are worth to be swapped home
+
+# Memory instances
+LEAST_FREE_SHARE = 0.25  # of a pool: while less is free, requests that wait count in the price of `esp`
+KEPT_KV_SHARE = 0.5  # of the pool of a full instance: while more is in use, KV of decodes moves away
+MOVED_TAIL = 16  # tokens of a request that move at least
+MICRO_BATCHES = 2  # of a lease at most, unless an operator says more: one computes while one is attended
+LEAST_PIECE = 1024  # tokens of a request that waits for a move, or of room that is given back: at a time
+PIECE_SECONDS = 0.02  # of such a move at most, unless it is the least
 
 # Failures
 MAX_PIECES = 64  # of a request's KV, with the gaps between them: the time of a plan is quadratic in them

@@ -12,7 +12,7 @@ from hypothesis import settings
 
 # A busy machine fails no law. Every run tries the same examples. `--hypothesis-profile thorough` tries many
 # more, and others each time.
-settings.register_profile("quick", deadline=None, max_examples=25, derandomize=True)
+settings.register_profile("quick", deadline=None, max_examples=12, derandomize=True)
 settings.register_profile("thorough", deadline=None, max_examples=400)
 settings.load_profile("quick")
 

@@ -1,4 +1,4 @@
-"""The targets of references in pages exist."""
+"""The targets of references in pages exist, and tables of measurements name what is saved."""
 
 import re
 from collections.abc import Iterator
@@ -11,8 +11,9 @@ PAGES = [
     *ROOT.glob("*.md"),
     *(ROOT / "docs").glob("*.md"),
     *ROOT.glob("[a-z]*/README.md"),
-    *(ROOT / "loong" / name / "README.md" for name in ("executor", "fabric", "state")),
+    *(ROOT / "loong" / name / "README.md" for name in ("executor", "fabric", "lending", "state")),
 ]
+PUBLISHED = ROOT / "docs" / "workloads.md"  # its numbers are those of others' traces
 LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)]*))?\)")
 
 
@@ -36,3 +37,23 @@ def test_links_lead_to_files_and_headings(page: Path) -> None:
         target = page.parent / name if name else page
         assert target.exists(), name
         assert not anchor or anchor in anchors(target), f"{name}#{anchor}"
+
+
+def has_measurements(section: str) -> bool:
+    """Return whether a section has a table in which half of the cells behind the first are numbers."""
+    for rows in re.findall(r"(?:^\|.*\n)+", section, re.MULTILINE):
+        cells = [cell for row in rows.splitlines()[2:] for cell in row.strip("|").split("|")[1:] if cell]
+        numbers = [cell for cell in cells if sum(map(str.isalpha, cell)) < sum(map(str.isdigit, cell))]
+        if len(cells) >= 4 and 2 * len(numbers) >= len(cells):
+            return True
+    return False
+
+
+@pytest.mark.parametrize("page", sorted({*PAGES} - {PUBLISHED}), ids=lambda page: str(page.relative_to(ROOT)))
+def test_tables_of_measurements_name_their_saved_file_or_say_that_there_is_none(page: Path) -> None:
+    begin, *sections = re.split(r"^#+ ", prose(page).partition("\n")[2], flags=re.MULTILINE)
+    if "benchmarks/results/" in begin:
+        return
+    for section in sections:
+        is_named = "benchmarks/results" in section or "not saved" in section
+        assert is_named or not has_measurements(section), section.partition("\n")[0]

@@ -11,11 +11,15 @@ a run can be stopped and resumed. Needs no device.
 """
 
 import argparse
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).parents[1] / "support"))
+
 from goodput_cells import Bounds, Cell, add_cell_flags, by_seed, cells_of, find_all, found_in
+from page_table import DOCS, write_table
 
 FAIR_POLICIES = (
     "esp",
@@ -48,7 +52,7 @@ ABLATIONS = (
     "esp-no-moves",
     "esp-no-lone",
 )
-PAGE = Path(__file__).parents[2] / "docs" / "goodput.md"
+PAGE = DOCS / "goodput.md"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +78,14 @@ TABLES = {
 def table(found: Mapping[Cell, Bounds], cells: Sequence[Cell], policies: Sequence[str]) -> Iterator[str]:
     """Yield the lines of a table with a row for each policy and a column for each workload and rule."""
     columns = list(dict.fromkeys((cell.workload, cell.slo) for cell in cells))
-    yield f"| policy | {' | '.join(f'{workload}, `{slo}`' for workload, slo in columns)} |"
+    yield f"|policy|{'|'.join(f'{workload}, `{slo}`' for workload, slo in columns)}|"
     yield f"|---|{'---:|' * len(columns)}"
     for policy in policies:
         row = (
             [found.get(c) for c in cells if (c.workload, c.slo, c.policy) == (*column, policy)]
             for column in columns
         )
-        yield f"| `{policy}` | {' | '.join(map(by_seed, row))} |"
+        yield f"|`{policy}`|{'|'.join(map(by_seed, row))}|"
 
 
 def main() -> None:
@@ -101,13 +105,8 @@ def main() -> None:
     print("\n".join(lines))
     if missing := [cell for cell in cells if cell not in found]:
         print(f"{len(missing)} of {len(cells)} cells are missing")
-    if args.write:
-        begin, end = f"<!-- table {args.table} by goodput.py -->\n", f"<!-- end of table {args.table} -->\n"
-        before, found_begin, rest = PAGE.read_text().partition(begin)
-        if not found_begin:
-            parser.error(f"{PAGE.name} has no place for table {args.table}")
-        _, _, after = rest.partition(end)
-        PAGE.write_text("\n".join([f"{before}{begin}", *lines, f"\n{end}{after}"]))
+    if args.write and not write_table(PAGE, args.table, "goodput.py", lines):
+        parser.error(f"{PAGE.name} has no place for table {args.table}")
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 Both are simulated with and without host memory. Sessions wait for their answers, so those that end sooner ask
 more. The two questions about a document come with enough others between them that its KV leaves the device.
+They come once more where the device has room for all.
 Needs no device.
 
     python benchmarks/evaluation/host_tier.py                                   # some minutes
@@ -32,6 +33,7 @@ from loong.workloads.request import RequestShape, TokenRun, WorkloadRequest
 MODEL, DEVICE = "llama-3.1-8b", "h200"
 LIMITS = parse_slo("ttft:600000 tpot:1000").limits_of(None)
 NUM_BETWEEN = 4  # other documents
+LITTLE_ROOM, MUCH_ROOM = 2, NUM_BETWEEN + 2  # documents
 GAP = 60.0  # seconds between two requests, so that each has the instance to itself
 
 
@@ -54,6 +56,7 @@ class Sessions:
 class Document:
     """The times to the first token of two questions about a document, in milliseconds."""
 
+    kv_cache_tokens: int
     host_kv_tokens: int
     num_tokens: int
     first: float
@@ -93,8 +96,8 @@ def sessions(args: argparse.Namespace, host_kv_tokens: int) -> Sessions:
     )
 
 
-def document(args: argparse.Namespace, host_kv_tokens: int) -> Document:
-    """Simulate two questions about a document, with others between them."""
+def document(args: argparse.Namespace, num_documents: int, host_kv_tokens: int) -> Document:
+    """Simulate two questions about a document, with others between them, on a device with room for some."""
     num_tokens = args.document_tokens
     seeds = [0, *range(1, NUM_BETWEEN + 1), 0]
     sent = [
@@ -103,11 +106,12 @@ def document(args: argparse.Namespace, host_kv_tokens: int) -> Document:
         )
         for number, seed in enumerate(seeds)
     ]
-    result = run(hardware(2 * num_tokens, host_kv_tokens, 1), Load(sent))
+    kv_cache_tokens = num_documents * num_tokens
+    result = run(hardware(kv_cache_tokens, host_kv_tokens, 1), Load(sent))
     first, second = result.records[0], result.records[-1]
     assert second.usage is not None, "it has completed"
-    cached = second.usage.num_cached_tokens
-    return Document(host_kv_tokens, num_tokens, first.ttft * 1e3, second.ttft * 1e3, cached or 0)
+    cached = second.usage.num_cached_tokens or 0
+    return Document(kv_cache_tokens, host_kv_tokens, num_tokens, first.ttft * 1e3, second.ttft * 1e3, cached)
 
 
 def main() -> None:
@@ -120,9 +124,11 @@ def main() -> None:
     parser.add_argument("--document-tokens", type=int, default=100_000, help="of a document (%(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the requests (%(default)s)")
     args = parser.parse_args()
-    documents = [document(args, num_tokens) for num_tokens in (0, args.host_kv_tokens)]
+    rooms = ((LITTLE_ROOM, 0), (LITTLE_ROOM, args.host_kv_tokens), (MUCH_ROOM, 0))
+    documents = [document(args, *room) for room in rooms]
     rows = [
         (
+            f"{d.kv_cache_tokens:,}",
             f"{d.host_kv_tokens:,}",
             f"{d.first:.0f}",
             f"{d.second:.0f}",
@@ -131,7 +137,7 @@ def main() -> None:
         )
         for d in documents
     ]
-    print(table(("host KV", "first ms", "second ms", "share", "cached"), rows), flush=True)
+    print(table(("device KV", "host KV", "first ms", "second ms", "share", "cached"), rows), flush=True)
     agents = [sessions(args, num_tokens) for num_tokens in (0, args.host_kv_tokens)]
     more = [
         (

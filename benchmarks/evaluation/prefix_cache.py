@@ -1,6 +1,8 @@
 """Serving with the prefix cache and without it, in virtual time: latency, throughput and goodput.
 
-Each workload is simulated twice, on each number of devices: at one rate, the same for both. With
+Each workload is simulated twice, on each number of devices: at one rate, the same for both. Sessions end one
+after the other, so that the load falls towards the end. So requests that end within `--window` seconds of the
+first arrival are counted, too. With
 `--goodput`, rates are searched for the highest at which `--attainment` of each length class meets the SLO.
 The two runs differ in the cache alone. Needs no device.
 
@@ -13,6 +15,7 @@ import shlex
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import cast
 
 sys.path.append(str(Path(__file__).parents[1] / "support"))
 
@@ -33,7 +36,10 @@ PRECISION = 0.1  # of a goodput
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A run, or (`goodput` in requests/s) the best of a search. Times are seconds, shares are of input."""
+    """A run, or (`goodput` in requests/s) the best of a search. Times are seconds, shares are of input.
+
+    `num_early` requests have ended after `window` seconds.
+    """
 
     workload: str
     policy: str
@@ -41,6 +47,8 @@ class Cell:
     is_cached: bool
     goodput: float | None
     request_throughput: float
+    window: float
+    num_early: int
     median_ttft: float | None
     median_tpot: float | None
     hits: float | None
@@ -80,8 +88,11 @@ def shown(
     is_cached: bool,
 ) -> Cell:
     """Return the numbers of a run."""
-    metrics = point.metrics
+    metrics, columns = point.metrics, point.columns
     latencies = metrics.latencies
+    arrivals = cast("list[float]", columns["arrival_times"])
+    lengths = cast("list[float | None]", columns["e2els"])  # None: not completed
+    ends = zip(arrivals, lengths, strict=True)
     return Cell(
         workload,
         args.policy,
@@ -89,6 +100,8 @@ def shown(
         is_cached,
         goodput,
         metrics.request_throughput,
+        args.window,
+        sum(length is not None and arrival + length <= args.window for arrival, length in ends),
         latencies.ttft["median"] if latencies.ttft else None,
         latencies.tpot["median"] if latencies.tpot else None,
         metrics.hit_rate,
@@ -105,6 +118,13 @@ def main() -> None:
     parser.add_argument("--device", default="h200", help="device to simulate (%(default)s)")
     parser.add_argument("--rate", type=float, default=20.0, help="requests per second (%(default)s)")
     parser.add_argument("--num-requests", type=int, default=500, help="of each run (%(default)s)")
+    parser.add_argument(
+        "--window",
+        type=float,
+        default=240.0,
+        metavar="S",
+        help="seconds in which ends are counted (%(default)g)",
+    )
     parser.add_argument("--goodput", action="store_true", help="search the highest rate that attains")
     parser.add_argument("--slo", default="tight", help="SLO of a goodput (%(default)s)")
     parser.add_argument("--attainment", type=float, default=0.9, help="share that meets it (%(default)s)")
@@ -116,13 +136,25 @@ def main() -> None:
             for is_cached in (True, False):
                 cells.append(cell_of(workload, num_instances, args, is_cached=is_cached))
                 print(cells[-1], file=sys.stderr, flush=True)
-    header = ("workload", "devices", "cache", "goodput", "requests/s", "TTFT p50 s", "TPOT p50 s", "hits")
+    early = f"ended in {args.window:g} s"
+    header = (
+        "workload",
+        "devices",
+        "cache",
+        "goodput",
+        "requests/s",
+        early,
+        "TTFT p50 s",
+        "TPOT p50 s",
+        "hits",
+    )
     rows = [
         (
             cell.workload,
             str(cell.num_instances),
             "on" if cell.is_cached else "off",
             *(number(value) for value in (cell.goodput, cell.request_throughput)),
+            str(cell.num_early),
             *(number(value) for value in (cell.median_ttft, cell.median_tpot, cell.hits)),
         )
         for cell in cells

@@ -3,11 +3,12 @@
 The ceiling is the ideal: the longest common prefix, by token, with any earlier prompt and its answer. Of
 traces with blocks (Mooncake's JSON lines) a column has the share of blocks that an earlier prompt has. There
 the last block of a prompt counts as a whole one. The order is that of arrival, as if answers took no time.
-With `--policy`, each workload is simulated, and the hits obtained are of the requests that completed. Needs
-no device.
+With `--policy`, each workload is simulated, and the hits obtained are of the requests that completed; with
+`--room`, on instances that have that part of the room, all together. Needs no device.
 
     python benchmarks/evaluation/prefix_hits.py --trace conversation.jsonl synthetic.jsonl    # a minute
     python benchmarks/evaluation/prefix_hits.py --workload agents --policy esp --rate 4
+    python benchmarks/evaluation/prefix_hits.py --workload --trace conversation.jsonl --policy esp --room 0.25
 """
 
 import argparse
@@ -37,7 +38,7 @@ from loong.workloads.request import RequestShape, WorkloadRequest
 from loong.workloads.workload import endless_workload, pace_of
 
 WORKLOADS = ("agents", "chats", "leval(4)")
-ROOM = (0.5, 0.25, 0.125)  # of an LRU cache, as shares of all tokens that are ever held
+ROOM = (0.5, 0.25, 0.1)  # of an LRU cache, as shares of all tokens that are ever held
 DEFAULT_RATE = 4.0
 ALL_OF_A_TRACE = 10**9
 
@@ -47,7 +48,8 @@ class Hits:
     """Shares of the input tokens of a workload; `of_blocks` is a share of blocks, of traces alone.
 
     `num_tokens` is what an unlimited cache holds in the end. `by_room` are the hits of LRU caches with parts
-    of this room. The obtained hits are None where nothing was simulated.
+    of this room. The obtained hits are None where nothing has completed. They are of pools with the part
+    `room` of it, None: what memory holds.
     """
 
     workload: str
@@ -58,6 +60,7 @@ class Hits:
     of_blocks: float | None
     by_room: dict[float, float]
     obtained: dict[str, float | None]
+    room: float | None
 
 
 def hits_of(workload: str, args: argparse.Namespace) -> Hits:
@@ -65,12 +68,17 @@ def hits_of(workload: str, args: argparse.Namespace) -> Hits:
     is_trace = workload.startswith("trace:")
     num_requests = args.num_requests or (ALL_OF_A_TRACE if is_trace else 4_000)
     drawn = endless_workload(
-        workload, seed=args.seed, request_rate=rate_of(workload, args), length_scale=args.length_scale
+        workload,
+        seed=args.seed,
+        request_rate=rate_of(workload, args),
+        length_scale=args.length_scale,
+        output_scale=args.output_scale,
     )
     shapes = in_order(islice(drawn, num_requests))
     num_input = sum(run.num_tokens for shape in shapes for run in shape.prompt)
     cache = PrefixCache()
     ideal = sum(map(cache.take, shapes)) / num_input
+    num_pooled = None if args.room is None else int(args.room * cache.num_tokens / args.num_instances)
     return Hits(
         workload,
         len(shapes),
@@ -79,7 +87,8 @@ def hits_of(workload: str, args: argparse.Namespace) -> Hits:
         ideal,
         blocks_seen(shapes) if is_trace else None,
         {share: sum(prefix_hits(shapes, int(share * cache.num_tokens))) / num_input for share in ROOM},
-        {policy: simulated(workload, policy, len(shapes), args) for policy in args.policy},
+        {policy: simulated(workload, policy, len(shapes), num_pooled, args) for policy in args.policy},
+        args.room,
     )
 
 
@@ -111,21 +120,29 @@ def blocks_seen(shapes: Sequence[RequestShape]) -> float:
     return num_seen / num_blocks
 
 
-def simulated(workload: str, policy: str, num_requests: int, args: argparse.Namespace) -> float | None:
-    """Return the hits that a policy obtains in virtual time."""
+def simulated(
+    workload: str, policy: str, num_requests: int, num_pooled: int | None, args: argparse.Namespace
+) -> float | None:
+    """Return the hits that a policy obtains in virtual time, on instances with `num_pooled` tokens each."""
     rate = rate_of(workload, args)
     config = SimulateConfig(
         args.model,
         (policy,),
         (parse_slo("tight"),),
         (rate,),
-        Hardware(shape_of(find_config(args.model, "dummy")), args.device, args.num_instances),
+        Hardware(
+            shape_of(find_config(args.model, "dummy")),
+            args.device,
+            args.num_instances,
+            kv_cache_tokens=num_pooled,
+        ),
         SimulatedLoadConfig(
             workload,
             args.seed,
             num_requests,
             burstiness=pace_of(workload).burstiness,
             length_scale=args.length_scale,
+            output_scale=args.output_scale,
         ),
     )
     return run_point(config, asked_of(config, policy, config.rules[0], rate)).metrics.hit_rate
@@ -163,6 +180,8 @@ def main() -> None:
     )
     parser.add_argument("--num-requests", type=int, help="of each workload (4,000, or all of a trace)")
     parser.add_argument("--length-scale", type=float, default=1.0, help="factor of all lengths (%(default)s)")
+    parser.add_argument("--output-scale", type=float, help="factor of output lengths (that of all lengths)")
+    parser.add_argument("--room", type=float, help="part of all tokens that pools have room for (memory)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the requests (%(default)s)")
     args = parser.parse_args()
     found = []

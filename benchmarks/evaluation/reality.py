@@ -10,7 +10,8 @@ script can be stopped at any time. It reports attainment by length class, the ti
 whether the backlog grew. Over several rates it also reports all-class goodput, of the rates that were run.
 
 A peer is any server with an OpenAI-compatible API. Its command is started in a process group of its own when
-our workers have ended, and the whole group is ended after it. It gets the same load over HTTP.
+our workers have ended, and the whole group is ended after it. It gets the same load over HTTP. It is taken to
+have as many devices as our workers.
 
 Ceilings: mean TTFT and TPOT within 15 %, attainment within 5 points, P90 goodput within 10 %.
 
@@ -40,21 +41,22 @@ from dataclasses import dataclass, replace
 from itertools import groupby, product, takewhile
 from math import inf
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 sys.path.append(str(Path(__file__).parents[1] / "support"))
 
 from kept_workers import KeptWorkers, kept_workers
 from line_picture import write_lines
-from peers import Peer, RunningPeer, check_absent, parse_peer, running_peer
 from real_run import add_worker_flags, chosen_workers
 from result import print_result, script_parser
 from run_pairs import GOAL, Pairs, RunPair
 
-from loong.core.errors import ClusterError
+from loong.core.errors import ClusterError, ConfigError
 from loong.executor.lookahead import LookaheadMargin
 from loong.launcher.flags import ratio
 from loong.launcher.policy_flags import POLICY_NAMES
 from loong.runs.background_load import background_load_note, processor_time, share_of_others
+from loong.runs.peer_server import PeerServer, spawn_peer
 from loong.runs.rates import parse_rates
 from loong.runs.run import PolicyRun, RunKey
 from loong.runs.spawned_server import sigterm_unwinds
@@ -64,19 +66,24 @@ from loong.simulation.cluster import SimulatedCluster, unloaded_prefill, unloade
 from loong.simulation.config import Host, Load
 from loong.simulation.points import counters_of
 from loong.simulation.run import simulate
+from loong.workloads.client.client import Target, run_load
+from loong.workloads.client.scrape import Scraper
+from loong.workloads.errors import ServerUnusableError
 from loong.workloads.metrics.backlog import WorkOf, used_capacity
 from loong.workloads.metrics.counters import ServerCounters
 from loong.workloads.metrics.metrics import compute_metrics
 from loong.workloads.metrics.record import TOO_LATE, RequestRecord
 from loong.workloads.metrics.result import JSON, columns_json
 from loong.workloads.metrics.slo import PrefillTime, SLOLimits, SLORule, parse_slo
-from loong.workloads.request import WorkloadRequest
+from loong.workloads.report.pareto import Devices, DeviceUnit
+from loong.workloads.request import SMALLEST_VOCABULARY, WorkloadRequest
 from loong.workloads.workload import endless_workload, pace_of
 
 CEILINGS: dict[str, JSON] = {"latency": 0.15, "attainment": 0.05, "goodput": 0.10}
 NUM_WARM_UP = 6
 MAX_SECONDS = 60.0  # beyond a run's time: workers that take longer have come to a standstill
 WARM_UP_SEED = 10_000  # after those that are measured
+START_SECONDS = 900.0  # of a peer: engines load weights, compile and capture
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +122,7 @@ class Comparison:
     prefill_time: PrefillTime
     patience: float
     work_of: WorkOf
-    num_devices: int
+    devices: Devices
     num_cores: float
     output_dir: Path | None
 
@@ -132,14 +139,15 @@ class Comparison:
             for repeat, seed in enumerate(self.seeds):
                 yield await self._pair(kept, cluster, self._asked(policy, rate, seed, repeat), traffic)
 
-    async def run_peer(self, name: str, peer: RunningPeer, traffic: Traffic) -> AsyncIterator[RunPair]:
+    async def run_peer(self, name: str, target: Target, traffic: Traffic) -> AsyncIterator[RunPair]:
         """Run a peer under each rate and seed, warmed."""
-        await peer.serve(traffic.warm_up(), MAX_SECONDS)
+        await run_load(replace(target, timeout=MAX_SECONDS), traffic.warm_up())
         for rate in traffic.rates:
             for repeat, seed in enumerate(self.seeds):
                 load, before = traffic.at(rate, seed), processor_time()
                 over = max(request.arrival_time for request in load) + self.patience
-                records = [_as_over(record, over) for record in await peer.serve(load, over)]
+                found = await run_load(replace(target, timeout=over), load)
+                records = [_as_over(record, over) for record in found]
                 others = share_of_others(before, processor_time())
                 asked = self._asked(name, rate, seed, repeat)
                 runs = self._judged(asked, traffic, records, ServerCounters())
@@ -185,10 +193,12 @@ class Comparison:
         end = max(record.finish_time for record in records)
         for rule in self.rules:
             limits_of = rule.limits_of(self.prefill_time)
-            used = used_capacity(records, self.work_of, end, self.num_devices, limits_of)
+            used = used_capacity(records, self.work_of, end, self.devices.number, limits_of)
             metrics = compute_metrics(records, limits_of, length_scale=traffic.length_scale)
             columns = columns_json(records, limits_of)
-            runs.append(PolicyRun(replace(asked, rule=rule), metrics, columns, counters, False, used))
+            runs.append(
+                PolicyRun(replace(asked, rule=rule), metrics, columns, counters, False, used, self.devices)
+            )
         return tuple(runs)
 
 
@@ -282,7 +292,7 @@ async def compare(args: argparse.Namespace, results: Results) -> None:
         prefill_time=unloaded_prefill(model, args.num_instances),
         patience=args.patience,
         work_of=unloaded_work(model, args.tensor_parallel_size),
-        num_devices=args.num_instances * args.tensor_parallel_size,
+        devices=Devices(args.num_instances * args.tensor_parallel_size, DeviceUnit.of_device(args.device)),
         num_cores=len(os.sched_getaffinity(0)) if args.device == "cpu" else inf,
         output_dir=args.output_dir,
     )
@@ -290,19 +300,24 @@ async def compare(args: argparse.Namespace, results: Results) -> None:
         left = list(product(comparison.traffics, policies))
         while left:  # with other workers after each failure
             await run_all(args, comparison, results, left)
-    for peer in args.peer:
-        await run_peer(peer, comparison, results)
+    for name, peer in args.peer.items():
+        await run_peer(name, peer, comparison, results)
 
 
-async def run_peer(peer: Peer, comparison: Comparison, results: Results) -> None:
-    """Measure a peer under all loads, started once for that."""
-    try:
-        async with running_peer(peer, comparison.output_dir) as running:
-            for traffic in comparison.traffics:
-                async for pair in comparison.run_peer(peer.name, running, traffic):
-                    results.add(traffic, pair)
-    except ClusterError as error:
-        print(f"{peer.name} failed: {error}", flush=True)
+async def run_peer(name: str, peer: PeerServer, comparison: Comparison, results: Results) -> None:
+    """Measure a peer under all loads, started once for that; its output goes to peer-NAME.log."""
+    with TemporaryDirectory() as temporary:
+        folder = comparison.output_dir or Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            with spawn_peer(name, peer, folder / f"peer-{name}.log"):
+                model = (await Scraper(peer.base_url).served_model(None)).id
+                target = Target(peer.base_url, model, SMALLEST_VOCABULARY)
+                for traffic in comparison.traffics:
+                    async for pair in comparison.run_peer(name, target, traffic):
+                        results.add(traffic, pair)
+        except (ConfigError, ServerUnusableError) as error:
+            print(f"{name} failed: {error}", flush=True)
 
 
 async def run_all(
@@ -390,11 +405,13 @@ def main() -> None:
     )
     args = parser.parse_args()
     try:
-        args.peer = [parse_peer(*words) for words in args.peer]
-        check_absent(args.peer)
-    except argparse.ArgumentTypeError as error:
-        parser.error(f"--peer: {error}")
-    names = [*args.policy, *(peer.name for peer in args.peer)]
+        peers = {
+            name: PeerServer.parsed(name, url, command, START_SECONDS) for name, url, command in args.peer
+        }
+    except ConfigError as error:
+        parser.error(str(error))
+    names = [*args.policy, *(name for name, _, _ in args.peer)]
+    args.peer = peers
     if not names:
         parser.error("name a --policy or a --peer")
     if len(set(names)) < len(names):

@@ -30,6 +30,7 @@ from loong.kernels.gpu import (
     LinearWorkspace,
     PieceWorkspace,
     SplitWorkspace,
+    activate_and_mul,
     add_rms_norm,
     attend_blocks,
     attend_slots,
@@ -40,7 +41,6 @@ from loong.kernels.gpu import (
     linear,
     merge_into,
     rotate_and_store,
-    silu_and_mul,
 )
 from loong.kernels.sampling.draw_params import DrawParams
 from loong.kernels.slots import SlotLists
@@ -276,7 +276,9 @@ def model_cases(shape: Shape, num_tokens: int) -> Iterator[Case]:
         for _ in range(NUM_LAYERS)
     ]
     gates: list[Call] = [
-        partial(silu_and_mul, values(num_tokens, 2 * shape.mlp_size), out=values(num_tokens, shape.mlp_size))
+        partial(
+            activate_and_mul, values(num_tokens, 2 * shape.mlp_size), out=values(num_tokens, shape.mlp_size)
+        )
         for _ in range(NUM_LAYERS)
     ]
     element_bytes = num_tokens * DTYPE.itemsize

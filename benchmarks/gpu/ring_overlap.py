@@ -135,7 +135,7 @@ class RingPass:
         layout = replace(self.layout, blocks=(own,))
         ring_attention(layout, self.pool, batch, self.q, self.kv, total, DEVICE)
         for block in others:
-            for table in block.tables:
+            for table in block.tables[None]:
                 DEVICE.attend_blocks(self.q, self.kv, table, scale=HEAD_DIM**-0.5, total=total)
 
     def transfer(self, batch: OpenBatch) -> None:

@@ -94,7 +94,7 @@ class _StepAttention:
     def new_kv(self, layer: int) -> tuple[Tensor, Tensor]:
         return self._pool.layer(layer), self._new_slots
 
-    def __call__(self, layer: int, q: Tensor) -> Tensor:
+    def __call__(self, layer: int, q: Tensor, _sinks: Tensor | None = None) -> Tensor:
         kv, singles = self._pool.layer(layer), self._pooled.singles
         if singles is not None and not self._pooled.tables:  # as in decode leases
             part = empty_like_q(q)

@@ -16,11 +16,14 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import smid
 
+from loong.core.attention_kernels import AttentionKernels
 from loong.kernels import Partial, gpu
 from loong.kernels.attend_task import AttendTask
 from loong.kernels.exchange.signals import now
+from loong.model.cuda_attention import CudaAttention
 from loong.model.cuda_device import CudaDevice
 from loong.model.device import AttendTable
+from loong.model.launches import Launches
 
 MAX_STAMPS = 1 << 20
 
@@ -71,21 +74,25 @@ def split(index: int, num_processors: int) -> tuple[Lane, Lane]:
     return lane(parts[0]), lane(rest)
 
 
-class LaneDevice(CudaDevice):
-    """A GPU within a lane."""
+class LaneAttention(CudaAttention):
+    """Attention within a lane."""
 
-    def __init__(self, index: int, dtype: torch.dtype, lane: Lane) -> None:
-        super().__init__(index, dtype)
-        self._lane = lane
+    def __init__(
+        self,
+        device: torch.device,
+        dtype: torch.dtype,
+        lane: Lane,
+        launches: Launches,
+        upload: Callable[[Tensor], Tensor],
+    ) -> None:
+        super().__init__(device, dtype, None, AttentionKernels.AUTO, launches, upload)
+        self._lane, self._num_processors = lane, lane.num_processors
         if lane.by_blocks:
             self._sizes = None
-        self._num_processors = lane.num_processors
-        self._linear_workspace = gpu.LinearWorkspace.empty(lane.num_processors, self.torch_device)
-        self._is_shared = lane.in_turns
 
-    def table(self, tasks: Sequence[AttendTask]) -> AttendTable:
+    def table(self, tasks: Sequence[AttendTask], window: int | None) -> AttendTable:
         """See Device."""
-        table, is_cut = super().table(tasks), self._lane.is_cut
+        table, is_cut = super().table(tasks, window), self._lane.is_cut
         return table if is_cut is None else table._replace(is_cut=is_cut)
 
     def _workspace(self, q: Tensor, num_kv_heads: int) -> gpu.SplitWorkspace:
@@ -96,6 +103,16 @@ class LaneDevice(CudaDevice):
                 num_cuts, len(q), num_heads, head_dim, q.device
             )
         return self._workspaces[len(q)]
+
+
+class LaneDevice(CudaDevice):
+    """A GPU within a lane."""
+
+    def __init__(self, index: int, dtype: torch.dtype, lane: Lane) -> None:
+        super().__init__(index, dtype)
+        self._attention = LaneAttention(self.torch_device, dtype, lane, self._launches, self.upload)
+        self._linear_workspace = gpu.LinearWorkspace.empty(lane.num_processors, self.torch_device)
+        self._launches.is_shared = lane.in_turns
 
 
 def cuts_of(lane: Lane, num_kv_heads: int) -> int:

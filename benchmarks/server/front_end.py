@@ -43,11 +43,11 @@ from loong.engine.client import EngineLimits, PutToken
 from loong.engine.cluster_size import ClusterSize, size_of
 from loong.engine.health import Health
 from loong.launcher.serve.api_process import ApiProcessConfig
-from loong.launcher.serve.api_processes import api_processes
+from loong.launcher.serve.api_processes import Shown, api_processes
 from loong.model.tiny import CONFIG, tiny_model
 from loong.server.api.listen import bound_socket, serve
 from loong.server.app import create_app
-from loong.server.cluster_app import cluster_of
+from loong.server.cluster_app import cluster_of, create_cluster_app
 from loong.server.local_engine import LocalEngineClient
 from loong.server.remote.forwarding import RemoteCluster
 from loong.server.settings import ServerSettings
@@ -129,7 +129,7 @@ class ReadyEngine:
         """Return one instance."""
         return size_of(self.snapshot(), frozenset((0,)), 0, 1, 1)
 
-    def scale(self, num_instances: int) -> None:
+    def scale(self, num_instances: int, num_memory: int | None = None) -> None:
         """Do nothing."""
 
     async def wait_for_size(self) -> None:
@@ -162,7 +162,8 @@ async def apart(engine: ReadyEngine, tokenizer: Tokenizer, listener: socket) -> 
 
     cluster = cluster_of(engine, SETTINGS)
     client = LocalEngineClient(engine, cluster.admission)
-    async with api_processes(config, 1, client, cluster, listener, lambda _error: None):
+    shown = Shown(create_cluster_app(cluster), cluster.registry, cluster.admission)
+    async with api_processes(config, 1, client, shown, listener, lambda _error: None):
         os.sched_setaffinity(0, {1})
         yield
 

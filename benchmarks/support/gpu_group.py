@@ -188,6 +188,7 @@ class GpuInstance:
             load_format="dummy",
             dtype=None,
             quantization=None,
+            kv_cache_dtype="auto",
             seed=0,
             kv_capacity=0,
             host_kv_capacity=0,

@@ -10,6 +10,7 @@ from typing import TypeAlias
 
 import torch
 
+from loong.core.attention_kernels import AttentionKernels
 from loong.core.cost.work import StepWork, step_work
 from loong.core.instance import ESPGroup
 from loong.core.instructions import RequestInput, RunBatch
@@ -83,12 +84,24 @@ class OneGpu:
     Without captured steps, the host launches all kernels.
     """
 
-    def __init__(self, model: str, num_slots: int, *, is_captured: bool = True) -> None:
+    def __init__(
+        self,
+        model: str,
+        num_slots: int,
+        *,
+        is_captured: bool = True,
+        quantization: str | None = None,
+        kv_cache_dtype: str = "auto",
+    ) -> None:
         torch.set_num_threads(1)  # as workers do
-        config = find_config(model, "dummy")
-        backend = CudaBackend(0, config.torch_dtype, graph_limits=DEVICES["h200"].graph_limits)
+        config = find_config(model, "dummy", None, quantization, kv_cache_dtype)
+        kernels = AttentionKernels.TRITON if config.has_fp8_kv else AttentionKernels.AUTO
+        limits = DEVICES["h200"].graph_limits
+        backend = CudaBackend(0, config.torch_dtype, graph_limits=limits, kernels=kernels)
         backend.device.use()
-        decoder = load_model(model, "dummy", None, 0, SingleDevice(), backend.device)
+        decoder = load_model(
+            model, "dummy", None, 0, SingleDevice(), backend.device, quantization, kv_cache_dtype
+        )
         self._pool = KVPool(config.kv_layout(), num_slots, backend.device.torch_device)
         with TemporaryDirectory() as folder:
             sockets = SocketFabric(Path(folder), World(1, 1), 0, deadline=1.0)

@@ -13,6 +13,7 @@ from loong.kernels.attention.block_pieces import PieceWorkspace, attend_pieces
 from loong.kernels.attention.block_tile import attend_rows, merge_rows
 from loong.kernels.attention.softmax import LOG2_E, MIN_WIDTH
 from loong.kernels.contract import Dims
+from loong.kernels.kv_rows import bind_rows, fp8_rows, has_fp8
 from loong.kernels.partial import Partial
 
 _MAX_TASKS = 64  # of a call: longer tables take several calls, so that one compiled kernel serves all
@@ -27,11 +28,12 @@ def attend_blocks(
     total: Partial,
     slots: Tensor | None = None,
     workspace: PieceWorkspace | None = None,
+    window: int | None = None,
 ) -> None:
     """Merge the attention of every task's queries to its keys into `total`; see `reference.attend_blocks`.
 
     Contract:
-        q [T, H, D], each token contiguous; kv [S, 2, K, D] of q's dtype, contiguous.
+        q [T, H, D], each token contiguous; kv [S, 2, K, D] of q's dtype, or rows of bytes in FP8, contiguous.
         H is a multiple of K; scale is positive.
         tasks [C, 8] int64, contiguous: lines of `AttendTask`. No query row is in two of them, and rows exist
             in q and kv (not checked).
@@ -40,11 +42,12 @@ def attend_blocks(
             or out in q's dtype if nothing else is merged into it. Where lse is -inf, out may be
             uninitialized.
         workspace: to cut keys into pieces; needed with slots; overwritten.
+        window: of the layer, for which kernels are compiled; other keys are not read.
         Accumulates in float32. Does not wait for the host, and allocates nothing.
     """
     dims = _check(q, kv, tasks, total, slots, workspace)
     for lines in torch.split(tasks, _MAX_TASKS) if dims["T"] else ():
-        _attend(q, kv, lines, scale * LOG2_E, total, slots, workspace, dims)
+        _attend(q, kv, lines, scale * LOG2_E, total, slots, workspace, dims, window)
 
 
 def _attend(
@@ -56,6 +59,7 @@ def _attend(
     slots: Tensor | None,
     workspace: PieceWorkspace | None,
     dims: Dims,
+    window: int | None,
 ) -> None:
     """Attend up to 64 tasks. `scale` includes LOG2_E."""
     num_tasks = len(tasks)
@@ -73,15 +77,17 @@ def _attend(
         "head_dim": dims["D"],
         "width": width,
     }
-    kv_tiles = None
-    if slots is None and width == dims["D"] and len(kv):
+    kv_tiles = scales = None
+    if has_fp8(kv):
+        kv, scales = fp8_rows(kv)
+    elif slots is None and width == dims["D"] and len(kv):
         kv_tiles = TensorDescriptor.from_tensor(kv.flatten(1), [tiling["tile"], width])
     if workspace is not None:
-        attend_pieces(q, kv, kv_tiles, slots, tasks, total, workspace, scale, constants)
+        attend_pieces(q, kv, scales, kv_tiles, slots, tasks, total, workspace, scale, constants, window)
         return
     num_tiles = triton.cdiv(dims["T"] * group_size, tiling["num_rows"])
     _attend_tiles[num_tiles + num_tasks, dims["K"]](
-        q, kv, kv_tiles, tasks, *total, scale, q.stride(0), num_tasks, **constants
+        q, kv, scales, kv_tiles, tasks, *total, scale, q.stride(0), num_tasks, **constants, window=window
     )
 
 
@@ -95,7 +101,7 @@ def _check(
 ) -> Dims:
     dims = Dims()
     dims.bind_rows("q", q, "T H D")
-    dims.bind("kv", kv, "S 2 K D", q.dtype)
+    bind_rows(dims, kv, q.dtype)
     dims.bind("tasks", tasks, "C 8", torch.int64)
     dims.bind("total.out", total.out, "T H D", q.dtype if total.out.dtype == q.dtype else torch.float32)
     dims.bind("total.lse", total.lse, "T H", torch.float32)
@@ -132,6 +138,7 @@ def _tiling(dtype: torch.dtype, width: int, *, is_short: bool, has_slots: bool) 
 def _attend_tiles(
     q: tl.tensor,
     kv: tl.tensor,
+    scales: tl.tensor,
     kv_tiles: tl.tensor_descriptor,
     tasks: tl.tensor,
     total_out: tl.tensor,
@@ -146,12 +153,14 @@ def _attend_tiles(
     head_dim: tl.constexpr,
     width: tl.constexpr,
     tile: tl.constexpr,
+    window: tl.constexpr,
 ) -> None:
     task, first_row = _task_of_program(tasks, num_tasks, max_num_tasks, group_size, num_rows)
     if first_row >= 0:
         out, lse, place = attend_rows(
             q,
             kv,
+            scales,
             kv_tiles,
             None,
             task,
@@ -167,6 +176,7 @@ def _attend_tiles(
             head_dim,
             width,
             tile,
+            window,
         )
         merge_rows(total_out, total_lse, place, out, lse, head_dim)
 

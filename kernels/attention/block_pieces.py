@@ -51,6 +51,7 @@ class PieceWorkspace:
 def attend_pieces(
     q: Tensor,
     kv: Tensor,
+    scales: Tensor | None,
     kv_tiles: TensorDescriptor | None,
     slots: Tensor | None,
     tasks: Tensor,
@@ -58,6 +59,7 @@ def attend_pieces(
     workspace: PieceWorkspace,
     scale: float,
     constants: Mapping[str, int],
+    window: int | None,
 ) -> None:
     """Attend as `attend_blocks`, which has checked the arguments. `scale` includes LOG2_E."""
     num_group_rows = triton.next_power_of_2(constants["group_size"])
@@ -65,6 +67,7 @@ def attend_pieces(
     _attend_pieces[(_PROGRAMS_A_PROCESSOR * workspace.num_processors,)](
         q,
         kv,
+        scales,
         kv_tiles,
         slots,
         tasks,
@@ -77,6 +80,7 @@ def attend_pieces(
         len(workspace.pieces.lse) // constants["num_rows"],
         workspace.num_processors,
         **constants,
+        window=window,
         **chain_options(),
     )
     _merge_cut_rows[len(q), constants["num_kv_heads"]](
@@ -96,6 +100,7 @@ def attend_pieces(
 def _attend_pieces(
     q: tl.tensor,
     kv: tl.tensor,
+    scales: tl.tensor,
     kv_tiles: tl.tensor_descriptor,
     slots: tl.tensor,
     tasks: tl.tensor,
@@ -116,6 +121,7 @@ def _attend_pieces(
     head_dim: tl.constexpr,
     width: tl.constexpr,
     tile: tl.constexpr,
+    window: tl.constexpr,
     is_chained: tl.constexpr,
 ) -> None:
     follow(is_chained)
@@ -138,6 +144,7 @@ def _attend_pieces(
         out, lse, place = attend_rows(
             q,
             kv,
+            scales,
             kv_tiles,
             slots,
             tasks + task.to(tl.int64) * 8,
@@ -153,6 +160,7 @@ def _attend_pieces(
             head_dim,
             width,
             tile,
+            window,
         )
         if its_pieces == 1:
             merge_rows(total_out, total_lse, place, out, lse, head_dim)

@@ -13,6 +13,7 @@ from loong.kernels.partial import Partial
 from loong.kernels.slots import SlotLists
 
 HEAD_DIMS = (16, 32, 64, 128)
+DTYPES = (torch.float16, torch.bfloat16)  # on GPUs, where its products of float32 are of TF32
 _BLOCK = 128  # slots
 
 
@@ -21,7 +22,7 @@ def attend_slots(q: Tensor, kv: Tensor, lists: SlotLists, *, scale: float, out: 
 
     Contract:
         q [B, H, D], B above 0; kv [num_slots, 2, K, D] of q's dtype, contiguous. H is a multiple of K, and D
-            one of HEAD_DIMS.
+            one of HEAD_DIMS; on GPUs q has one of DTYPES.
         lists: of the same B requests, whose slots are rows of kv (not checked), each in one list.
         out: contiguous; lse is in float32.
         Another scale than that of D rounds the queries to their dtype.
@@ -36,6 +37,8 @@ def attend_slots(q: Tensor, kv: Tensor, lists: SlotLists, *, scale: float, out: 
     dims.bind("out.lse", out.lse, "B H", torch.float32)
     if dims["D"] not in HEAD_DIMS:
         raise ValueError(f"LightLLM's kernel has head dims {HEAD_DIMS}, got {dims['D']}")
+    if q.is_cuda and q.dtype not in DTYPES:
+        raise ValueError(f"LightLLM's kernel has dtypes {DTYPES} on GPUs, got {q.dtype}")
     if not len(lists.slots):
         out.out.zero_()
         out.lse.fill_(-torch.inf)

@@ -19,8 +19,8 @@ def attend_shared(
     """Merge attention of the queries of groups to the KV of each group; see `reference.attend_shared`.
 
     Contract:
-        q [T, H, D], each token contiguous; kv [S, 2, K, D] of q's dtype, contiguous. H is a multiple of K;
-            scale is positive.
+        q [T, H, D], each token contiguous; kv [S, 2, K, D] of q's dtype, or rows of bytes in FP8,
+            contiguous. H is a multiple of K; scale is positive.
         table: rows of q, each at most once, and slots of kv (not checked).
         total: out [T, H, D] and lse [T, H], contiguous, float32; changed in the table's rows. Where lse is
             -inf, out may be uninitialized.

@@ -16,17 +16,23 @@ def attend_tile(
     v: tl.tensor,
     is_visible: tl.tensor,
     scale: tl.tensor,
+    key_scale: tl.tensor,
     peak: tl.tensor,
     total: tl.tensor,
     weighted: tl.tensor,
 ) -> tl.tuple:
     """Attend q [R, D] to k [D, S] and v [S, D]. `scale` is positive and includes LOG2_E: powers are of two.
 
+    `key_scale` [S] are factors of keys; None: no factors.
+
     The last three arguments are the state of R rows, and their new values are returned. peak [R] is the
     largest exponent, total [R] the sum of powers relative to it, weighted [R, D] the values times these
     powers.
     """
-    scores = tl.where(is_visible, tl.dot(q, k, input_precision="ieee"), _NEVER)
+    scores = tl.dot(q, k, input_precision="ieee")
+    if key_scale is not None:
+        scores = scores * key_scale[None, :]
+    scores = tl.where(is_visible, scores, _NEVER)
     new_peak = tl.maximum(peak, tl.max(scores, 1) * scale)
     base = tl.where(new_peak == _NEVER, 0.0, new_peak)  # so that a row of -inf becomes 0, not NaN
     powers = tl.exp2(scores * scale - base[:, None])

@@ -15,10 +15,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from loong.kernels.attention.pool_tile import load_kv
+from loong.kernels.attention.pool_tile import load_key_scale, load_kv
 from loong.kernels.attention.softmax import LOG2_E, MIN_WIDTH, attend_tile, join_parts, normalized
 from loong.kernels.chain import chain_options, follow, let_next_start
 from loong.kernels.contract import Dims
+from loong.kernels.kv_rows import bind_rows, fp8_rows, has_fp8
 from loong.kernels.partial import Partial
 from loong.kernels.slots import SlotLists
 
@@ -57,8 +58,8 @@ def attend_slots(
     """Attend one query of each request to that request's slots, into `out`; see `reference.attend_slots`.
 
     Contract:
-        q [B, H, D], each token contiguous; kv [num_slots, 2, K, D] of q's dtype, contiguous. H is a multiple
-            of K; scale is positive.
+        q [B, H, D], each token contiguous; kv [num_slots, 2, K, D] of q's dtype, or rows of bytes in FP8,
+            contiguous. H is a multiple of K; scale is positive.
         lists: of the same B requests, whose slots are rows of kv (not checked).
         workspace: for B requests or more; overwritten.
         out: contiguous, in float32, or out.out in q's dtype if nothing is merged with it.
@@ -70,9 +71,11 @@ def attend_slots(
         return
     head_dim, width = dims["D"], max(MIN_WIDTH, triton.next_power_of_2(dims["D"]))
     tile = min(_MAX_TILE, _TILE_BYTES // (width * q.dtype.itemsize))
+    values, scales = fp8_rows(kv) if has_fp8(kv) else (kv, None)
     _attend_cuts[dims["K"], num_cuts](
         q,
-        kv,
+        values,
+        scales,
         *lists,
         *workspace.pieces,
         scale * LOG2_E,
@@ -107,7 +110,7 @@ def attend_slots(
 def _check(q: Tensor, kv: Tensor, lists: SlotLists, workspace: SplitWorkspace, out: Partial) -> Dims:
     dims = Dims()
     dims.bind_rows("q", q, "B H D")
-    dims.bind("kv", kv, "S 2 K D", q.dtype)
+    bind_rows(dims, kv, q.dtype)
     dims.bind("lists.slots", lists.slots, "N", torch.int64)
     dims.bind("lists.starts", lists.starts, "B", torch.int64)
     dims.bind("lists.cu_seqlens[1:]", lists.cu_seqlens[1:], "B", torch.int32)
@@ -137,6 +140,7 @@ def _cut_size(
 def _attend_cuts(
     q: tl.tensor,
     kv: tl.tensor,
+    scales: tl.tensor,
     slots: tl.tensor,
     starts: tl.tensor,
     cu_seqlens: tl.tensor,
@@ -173,7 +177,18 @@ def _attend_cuts(
             queries = tl.load(q + request * q_stride + element, is_element, 0.0)
             its_slots = slots + tl.load(starts + request) - tl.load(cu_seqlens + request)
             out, lse = _attend_piece(
-                queries, kv, its_slots, begin, stop, scale, kv_head, num_kv_heads, head_dim, width, tile
+                queries,
+                kv,
+                scales,
+                its_slots,
+                begin,
+                stop,
+                scale,
+                kv_head,
+                num_kv_heads,
+                head_dim,
+                width,
+                tile,
             )
             piece = (cut + request) * (num_kv_heads * group_size)
             tl.store(piece_out + piece * head_dim + element, out, is_element)
@@ -187,6 +202,7 @@ def _attend_cuts(
 def _attend_piece(
     queries: tl.tensor,
     kv: tl.tensor,
+    scales: tl.tensor,
     slots: tl.tensor,
     begin: tl.tensor,
     stop: tl.tensor,
@@ -205,8 +221,13 @@ def _attend_piece(
         token = start + tl.arange(0, tile)
         is_token = token < stop
         slot = tl.load(slots + token, is_token, 0)
-        k, v = load_kv(kv, slot, is_token, kv_head, num_kv_heads, head_dim, width)
-        peak, total, weighted = attend_tile(queries, k, v, is_token[None, :], scale, peak, total, weighted)
+        k, v = load_kv(kv, scales, queries, slot, is_token, kv_head, num_kv_heads, head_dim, width)
+        key_scale = None
+        if scales is not None:
+            key_scale = load_key_scale(scales, slot, is_token, kv_head, num_kv_heads, head_dim)
+        peak, total, weighted = attend_tile(
+            queries, k, v, is_token[None, :], scale, key_scale, peak, total, weighted
+        )
     return normalized(peak, total, weighted)
 
 

@@ -5,6 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from loong.kernels.chain import chain_options, follow, let_next_start
 from loong.kernels.contract import Dims
 from loong.kernels.expert_groups import ExpertGroups
 from loong.kernels.fp8_rows import FP8
@@ -12,6 +13,7 @@ from loong.kernels.fp8_rows import FP8
 _WIDTH = 128  # columns of the result that a program computes
 _DEPTH_BYTES = 128  # of a row at a time
 _HEIGHTS = (16, 64)  # rows that a program takes without experts
+_MANY_ROWS, _STAGES = 128, 4  # of a program with twice the warps; tiles in flight
 
 
 def grouped_linear(x: Tensor, weight: Tensor, groups: ExpertGroups, *, out: Tensor) -> None:
@@ -96,13 +98,17 @@ def _multiply(
         dims["P"] // dims["M"],
         dims["X"],
         group_size,
+        has_one_scale=x_scales is not None and x_scales.shape[1] == 1,
         height=height,
         width=_WIDTH,
         depth=_DEPTH_BYTES // x.dtype.itemsize,
+        num_warps=8 if height >= _MANY_ROWS else 4,
+        num_stages=_STAGES,
+        **chain_options(),
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_pairs", "pairs_a_row", "num_experts"])
 def _multiply_block(
     x: tl.tensor,
     x_scales: tl.tensor,
@@ -119,10 +125,13 @@ def _multiply_block(
     pairs_a_row: tl.tensor,
     num_experts: tl.tensor,
     group_size: tl.tensor,
+    has_one_scale: tl.constexpr,
     height: tl.constexpr,
     width: tl.constexpr,
     depth: tl.constexpr,
+    is_chained: tl.constexpr,
 ) -> None:
+    follow(is_chained)
     block = tl.program_id(0).to(tl.int64)
     pair = block * height + tl.arange(0, height)
     is_pair = pair < num_pairs
@@ -145,12 +154,18 @@ def _multiply_block(
             b = tl.load(
                 weight + weight_row[None, :] * size + k[:, None], is_column[None, :] & is_k[:, None], 0.0
             )
-            if x_scales is not None:
+            if x_scales is None:
+                result = tl.dot(a, b, result, input_precision="ieee")
+            elif has_one_scale:
+                result = tl.dot(a, b, result, max_num_imprecise_acc=depth)
+            else:
                 num_groups, group = tl.cdiv(size, group_size), start // group_size
                 a_scale = tl.load(x_scales + row * num_groups + group, is_pair, 0.0)
                 b_scale = tl.load(weight_scales + weight_row * num_groups + group, is_column, 0.0)
                 result += tl.dot(a, b) * a_scale[:, None] * b_scale[None, :]
-            else:
-                result = tl.dot(a, b, result, input_precision="ieee")
+        if has_one_scale:
+            result *= tl.load(x_scales + row, is_pair, 0.0)[:, None]
+            result *= tl.load(weight_scales + weight_row, is_column, 0.0)[None, :]
         is_element = is_pair[:, None] & is_column[None, :]
         tl.store(out + pair[:, None] * num_columns + column[None, :], result, is_element)
+    let_next_start(is_chained)

@@ -1,5 +1,6 @@
 """Residual additions and RMS norms, in one pass."""
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -13,12 +14,12 @@ def add_rms_norm(residual: Tensor, weight: Tensor, eps: float, *, out: Tensor, a
 
     Contract:
         residual [T, E], changed unless `added` is None; added [T, E]; weight [E]; out [T, E], written. All of
-            one dtype and contiguous. out may share memory with `added`.
+            one dtype and contiguous, but weight may be float32. out may share memory with `added`.
         The sum is rounded to the dtype; the norm is that of `reference.rms_norm`. Allocates nothing.
     """
     dims = Dims()
     dims.bind("residual", residual, "T E")
-    dims.bind("weight", weight, "E", residual.dtype)
+    dims.bind("weight", weight, "E", torch.float32 if weight.dtype == torch.float32 else residual.dtype)
     dims.bind("out", out, "T E", residual.dtype)
     if added is not None:
         dims.bind("added", added, "T E", residual.dtype)
@@ -59,5 +60,5 @@ def _norm_token(
         x = (x.to(tl.float32) + tl.load(added + element, is_column, 0.0).to(tl.float32)).to(x.dtype)
         tl.store(residual + element, x, is_column)
     wide = x.to(tl.float32)
-    unit = (wide * tl.rsqrt(tl.sum(wide * wide, 0) / size + eps)).to(x.dtype).to(tl.float32)
+    unit = (wide * tl.rsqrt(tl.sum(wide * wide, 0) / size + eps)).to(weight.dtype.element_ty).to(tl.float32)
     tl.store(out + element, unit * tl.load(weight + column, is_column, 0.0).to(tl.float32), is_column)

@@ -7,6 +7,8 @@ from torch import Tensor
 
 from loong.kernels.chain import chain_options, follow, let_next_start
 from loong.kernels.contract import Dims
+from loong.kernels.fp8_rows import LARGEST, LEAST_SCALE
+from loong.kernels.kv_rows import bind_rows, fp8_rows, has_fp8
 
 _HEADS_AT_ONCE = 16
 
@@ -30,14 +32,14 @@ def rotate_and_store(
         qkv [T, H + 2 K, D], contiguous: all queries, then keys, then values.
         cos, sin [T, D] as in `apply_rotary`; bias [H + 2 K, D].
         q_norm and k_norm [D], both or none: weights of an RMS norm of each head, before the rotation.
-        All of one dtype, contiguous.
-        q [T, H, D] and kv [S, 2, K, D] are written. rows [T] int64, distinct rows of kv (not checked), or
-            below 0: key and value of that token are left out.
+        All of one dtype, contiguous, but these two may be float32.
+        q [T, H, D] and kv [S, 2, K, D], or its rows of bytes in FP8, are written. rows [T] int64, distinct
+            rows of kv (not checked), or below 0: key and value of that token are left out.
         Rounds to the dtype after every operation, as `reference.rotate_and_store` does. Allocates nothing.
     """
     dims = Dims()
     dims.bind("q", q, "T H D", qkv.dtype)
-    dims.bind("kv", kv, "S 2 K D", qkv.dtype)
+    bind_rows(dims, kv, qkv.dtype)
     dims.bind("qkv", qkv, f"T {dims['H'] + 2 * dims['K']} D")
     dims.bind("rows", rows, "T", torch.int64)
     dims.bind("cos", cos, "T D", qkv.dtype)
@@ -45,12 +47,14 @@ def rotate_and_store(
     _check_weights(dims, qkv.dtype, bias, q_norm, k_norm)
     if dims["T"] == 0:
         return
+    values, scales = fp8_rows(kv) if has_fp8(kv) else (kv, None)
     _finish_heads[dims["T"], triton.cdiv(qkv.shape[1], _HEADS_AT_ONCE)](
         qkv,
         cos,
         sin,
         q,
-        kv,
+        values,
+        scales,
         rows,
         bias,
         q_norm,
@@ -61,6 +65,8 @@ def rotate_and_store(
         half=dims["D"] // 2,
         width=triton.next_power_of_2(dims["D"] // 2),
         heads_at_once=_HEADS_AT_ONCE,
+        largest=LARGEST,
+        least_scale=LEAST_SCALE,
         **chain_options(),
     )
 
@@ -73,8 +79,9 @@ def _check_weights(
     if (q_norm is None) != (k_norm is None):
         raise ValueError("q_norm and k_norm must be given together")
     if q_norm is not None and k_norm is not None:
-        dims.bind("q_norm", q_norm, "D", dtype)
-        dims.bind("k_norm", k_norm, "D", dtype)
+        norm_dtype = torch.float32 if q_norm.dtype == torch.float32 else dtype
+        dims.bind("q_norm", q_norm, "D", norm_dtype)
+        dims.bind("k_norm", k_norm, "D", norm_dtype)
     if dims["D"] % 2 != 0:
         raise ValueError(f"the head dim must be even, got {dims['D']}")
 
@@ -86,6 +93,7 @@ def _finish_heads(
     sin: tl.tensor,
     q: tl.tensor,
     kv: tl.tensor,
+    scales: tl.tensor,
     rows: tl.tensor,
     bias: tl.tensor,
     q_norm: tl.tensor,
@@ -96,6 +104,8 @@ def _finish_heads(
     half: tl.constexpr,
     width: tl.constexpr,
     heads_at_once: tl.constexpr,
+    largest: tl.constexpr,
+    least_scale: tl.constexpr,
     is_chained: tl.constexpr,
 ) -> None:
     let_next_start(is_chained)
@@ -118,8 +128,8 @@ def _finish_heads(
         weight_a = tl.where(is_query, q_weight_a[None, :], k_weight_a[None, :])
         weight_b = tl.where(is_query, q_weight_b[None, :], k_weight_b[None, :])
         inverse = tl.rsqrt((tl.sum(a * a, 1) + tl.sum(b * b, 1)) / (2 * half) + eps)[:, None]
-        a = tl.where(is_value, a, _round(_round(a * inverse, qkv) * weight_a, qkv))
-        b = tl.where(is_value, b, _round(_round(b * inverse, qkv) * weight_b, qkv))
+        a = tl.where(is_value, a, _round(_round(a * inverse, q_norm) * weight_a, qkv))
+        b = tl.where(is_value, b, _round(_round(b * inverse, q_norm) * weight_b, qkv))
     angle = token * (2 * half) + dim[None, :]
     c = tl.load(cos + angle, dim[None, :] < half, 0.0).to(tl.float32)
     s = tl.load(sin + angle, dim[None, :] < half, 0.0).to(tl.float32)
@@ -129,8 +139,15 @@ def _finish_heads(
 
     _store_halves(q + token * (num_heads * 2 * half) + element, a, b, is_element & is_query, half)
     row = tl.load(rows + token)
-    kv_element = row * (2 * num_kv_heads * 2 * half) + element - num_heads * 2 * half
-    _store_halves(kv + kv_element, a, b, is_element & (head >= num_heads)[:, None] & (row >= 0), half)
+    is_stored = is_element & (head >= num_heads)[:, None] & (row >= 0)
+    row_size: tl.constexpr = 2 * num_kv_heads * (2 * half if scales is None else 2 * half + 4)
+    if scales is not None:
+        a, b = _round(a, qkv), _round(b, qkv)
+        scale = tl.maximum(tl.max(tl.maximum(tl.abs(a), tl.abs(b)), 1) / largest, least_scale)
+        place = scales + row * (row_size // 4) + num_kv_heads * half + head - num_heads
+        tl.store(place, scale, (head >= num_heads) & (head < num_all) & (row >= 0))
+        a, b = (a / scale[:, None]).to(kv.dtype.element_ty), (b / scale[:, None]).to(kv.dtype.element_ty)
+    _store_halves(kv + row * row_size + element - num_heads * 2 * half, a, b, is_stored, half)
 
 
 @triton.jit

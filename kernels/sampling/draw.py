@@ -19,7 +19,7 @@ from loong.kernels.sampling.top_tokens import MAX_CANDIDATES, gather_candidates,
 
 _BLOCK = 2048  # tokens at once
 _NUM_PARTS = 16  # of a row, to look for its likeliest token
-_MAX_VOCABULARY = 2**18  # whose weights, all equal, still sum to less than 2**63
+MAX_VOCABULARY = 2**19 - 1  # whose weights, all equal, still sum to less than 2**63
 _ONE = tl.constexpr(float(2**44))  # the likeliest token's weight
 
 
@@ -57,7 +57,8 @@ def draw(
     """Choose the next token of each row; see `reference_draw.draw`.
 
     Contract:
-        logits [N, V] float32, contiguous, V at most 2**18; params of N rows, in their limits (not checked).
+        logits [N, V] float32, contiguous, V at most MAX_VOCABULARY.
+        params: of N rows, in their limits (not checked).
         workspace: for N rows or more of V tokens; overwritten.
         tokens [N] int64 and largest [N] float32: written. `largest` is the row's largest logit, or infinity
             if one is NaN. Where it is not finite the token has no meaning.
@@ -71,8 +72,8 @@ def draw(
     for name, tensor in params._asdict().items():
         is_whole = name in {"top_k", "seed", "position"}
         dims.bind(f"params.{name}", tensor, "N", torch.int64 if is_whole else torch.float64)
-    if dims["V"] > _MAX_VOCABULARY:
-        raise ValueError(f"a vocabulary must have at most {_MAX_VOCABULARY} tokens, got {dims['V']}")
+    if dims["V"] > MAX_VOCABULARY:
+        raise ValueError(f"a vocabulary must have at most {MAX_VOCABULARY} tokens, got {dims['V']}")
     if dims["N"] == 0:
         return
     block = min(_BLOCK, max(_NUM_PARTS, triton.next_power_of_2(dims["V"])))

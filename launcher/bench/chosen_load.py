@@ -1,7 +1,7 @@
 """The load of a benchmark where flags say `auto`: its lengths, rate and number, for about a minute."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from itertools import islice
 from math import inf
@@ -10,6 +10,7 @@ from typing import TypeAlias
 from loong.launcher.bench.config import BenchLoadConfig, longest_of
 from loong.simulation.capacity import LOAD_SHARE, NUM_SAMPLED, rounded_down
 from loong.workloads.metrics.backlog import WorkOf
+from loong.workloads.report.pareto import Devices
 from loong.workloads.request import RequestShape, WorkloadRequest
 from loong.workloads.workload import endless_workload
 
@@ -39,8 +40,8 @@ class Served:
 
     `max_tokens` is of a prompt and its answer, None if no server reports it. `capacity` chooses the lengths.
     `rate_capacity`, where it is better known but costly, chooses the rate. `source` says where the rate's
-    capacity comes from: "the cost model predicts". `work_of` is by the cost model of our servers, which have
-    `num_devices`; None of others.
+    capacity comes from: "the cost model predicts". `work_of` is by the cost model of our servers, None of
+    others. `devices` are of our servers, by name.
     """
 
     max_tokens: int | None
@@ -48,7 +49,7 @@ class Served:
     source: str
     rate_capacity: Capacity | None = None
     work_of: WorkOf | None = None
-    num_devices: int | None = None
+    devices: Mapping[str, Devices] = field(default_factory=dict)
 
 
 def choose_load(

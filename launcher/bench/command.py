@@ -3,7 +3,7 @@
 import argparse
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import inf
 from typing import TYPE_CHECKING
@@ -16,17 +16,20 @@ from loong.launcher.bench.flags import (
     add_report_flags,
     add_server_flags,
 )
+from loong.launcher.bench.peers import peers_of
 from loong.launcher.bench.policies import servers_by_policy
 from loong.launcher.flags import host_tier_words, prefix_caching_words
 from loong.launcher.keys import key_of_client
 from loong.launcher.other_servers import hint_of_bench, hint_of_serve
 from loong.launcher.policy_flags import compared_policies
+from loong.runs.peer_server import PeerServer
 from loong.runs.rates import parse_rates
 from loong.runs.run import check_classes
 from loong.runs.shown_command import shown_command
 from loong.runs.spawned_server import ServerConfig
 from loong.workloads.client.backends import ServerApi
 from loong.workloads.metrics.slo import SLORule, parse_slo
+from loong.workloads.report.pareto import Devices, DeviceUnit
 from loong.workloads.workload import pace_of
 
 if TYPE_CHECKING:
@@ -41,6 +44,7 @@ EXAMPLES = """examples:
   loong bench --num-instances 2 --policy esp,tp --length-scale 1/64   # tp: the same processes, one instance
   loong bench --base-url http://localhost:8000 --workload sharegpt --goodput ttft:2000 tpot:50
   loong bench --base-url loong=http://localhost:8000 --base-url vllm=http://localhost:8001 --slo tight
+  loong bench --model Qwen/Qwen3-8B --num-instances 2 --policy esp --peer vllm-tp2 --peer vllm-dp2
   loong bench --num-instances 2 --policy esp,tp --length-scale 1/64 --request-rate 8 --find-goodput
   loong bench --policy esp,replicas --length-scale 1/64 --request-rate 8 --find-goodput --per-class
   loong bench --workload leval --max-concurrency 8 --num-instances 8 --model ./my-model
@@ -97,7 +101,14 @@ def _with_chosen_load(config: BenchConfig, auto: Auto) -> BenchConfig:
         check_lengths(load.requests(max(load.rates), repeat), served.max_tokens)
     if config.is_per_class:
         check_classes([config.slo], load.requests(max(load.rates), 0), load.length_scale)
-    return replace(config, load=load, work_of=served.work_of, num_devices=served.num_devices, chosen=chosen)
+    devices = {
+        name: Devices(server.num_gpus, DeviceUnit.GPU)
+        for name, server in config.servers.items()
+        if not isinstance(server, ServerConfig) and server.num_gpus is not None
+    }
+    return replace(
+        config, load=load, work_of=served.work_of, devices={**served.devices, **devices}, chosen=chosen
+    )
 
 
 def _config(args: argparse.Namespace) -> tuple[BenchConfig, Auto]:
@@ -123,13 +134,20 @@ def _config(args: argparse.Namespace) -> tuple[BenchConfig, Auto]:
 
 
 def _servers(args: argparse.Namespace, rule: SLORule) -> Mapping[str, Server]:
+    """Return our servers or those that are there, and then the peers, in the order of the flags."""
+    others = _other_servers(args)
+    if args.policy is None and others:
+        return others
     if args.base_url is not None:
-        if args.policy is not None:
-            asked = ",".join(args.policy)
-            raise ConfigError(f"--policy {asked} is fixed by the server at --base-url; leave one out")
-        return _external_servers(args.base_url, args.backend or ["openai"], args.model)
-    if args.backend is not None:
-        raise ConfigError(f"--backend {args.backend[0]} is of a server at --base-url; give that too")
+        asked = ",".join(args.policy)
+        raise ConfigError(f"--policy {asked} is fixed by the server at --base-url; leave one out")
+    ours = _own_servers(args, rule)
+    if both := ours.keys() & others.keys():
+        raise ConfigError(f"--peer {min(both)} has the name of a --policy; give it another")
+    return {**ours, **others}
+
+
+def _own_servers(args: argparse.Namespace, rule: SLORule) -> dict[str, ServerConfig]:
     server = ServerConfig(
         model=args.model,
         num_instances=args.num_instances,
@@ -140,11 +158,48 @@ def _servers(args: argparse.Namespace, rule: SLORule) -> Mapping[str, Server]:
     return servers_by_policy(args.policy or compared_policies(args.num_instances), server)
 
 
-def _external_servers(texts: list[str], backends: list[str], model: str | None) -> dict[str, ExternalServer]:
-    if len(backends) not in (1, len(texts)):
-        raise ConfigError(f"--backend is given {len(backends)} times and --base-url {len(texts)} times")
-    servers = {}
-    for index, text in enumerate(texts):
+def _other_servers(args: argparse.Namespace) -> dict[str, ExternalServer | PeerServer]:
+    """Return the servers that are there, and the peers, with their `--backend` and `--num-gpus`."""
+    external, peers = _external_servers(args.base_url or [], args.model), peers_of(args)
+    if both := external.keys() & peers.keys():
+        raise ConfigError(f"--base-url and --peer both name {min(both)}; give it another name")
+    servers: dict[str, ExternalServer | PeerServer] = {**external, **peers}
+    backends, num_gpus = args.backend or ["openai"], _num_gpus(args.num_gpus, servers)
+    if args.backend is not None and len(backends) not in (1, len(servers)):
+        raise ConfigError(
+            f"--backend is given {len(backends)} times, for {len(servers)} --base-url and --peer"
+        )
+    if args.backend is not None and not servers:
+        raise ConfigError(
+            f"--backend {args.backend[0]} is of a server at --base-url or of --peer; give that too"
+        )
+    return {
+        name: replace(
+            server,
+            backend=ServerApi(backends[index % len(backends)]),
+            num_gpus=num_gpus.get(name, server.num_gpus),
+        )
+        for index, (name, server) in enumerate(servers.items())
+    }
+
+
+def _num_gpus(texts: Sequence[str], servers: Mapping[str, object]) -> dict[str, int]:
+    """Return the GPUs of each server that the texts, `N` or `NAME=N`, give."""
+    found: dict[str, int] = {}
+    for text in texts:
+        name, equals, number = text.rpartition("=")
+        if not number.isascii() or not number.isdigit() or int(number) < 1:
+            raise ConfigError(f"--num-gpus {text!r} is no whole number of at least 1; write N or NAME=N")
+        names = [name] if equals else list(servers)
+        if not names or not servers.keys() >= set(names):
+            raise ConfigError(f"--num-gpus {text} is of no server of --base-url or --peer")
+        found |= dict.fromkeys(names, int(number))
+    return found
+
+
+def _external_servers(texts: Sequence[str], model: str | None) -> dict[str, ExternalServer]:
+    servers: dict[str, ExternalServer] = {}
+    for text in texts:
         match = _NAMED_URL.fullmatch(text)
         if match is None:
             raise ConfigError(
@@ -154,7 +209,7 @@ def _external_servers(texts: list[str], backends: list[str], model: str | None) 
         name = match[1] or base_url
         if name in servers:
             raise ConfigError(f"--base-url names {name} twice; write NAME=URL with different names")
-        servers[name] = ExternalServer(base_url, model, ServerApi(backends[index % len(backends)]))
+        servers[name] = ExternalServer(base_url, model)
     return servers
 
 
@@ -165,9 +220,12 @@ def _own_arguments(args: argparse.Namespace) -> list[str]:
 
 
 def _targets(rule: SLORule) -> list[str]:
-    """Return the flags that make a server of ours plan for the SLO of its requests."""
+    """Return the flags that make a server of ours plan for the SLO of its requests.
+
+    There is none for a bound of each prompt token.
+    """
     limits = rule.limits(0, lambda _: 0.0)
-    given = [("--target-ttft", limits.ttft), ("--target-tpot", limits.tpot)]
+    given = [("--target-ttft", limits.ttft), ("--target-tpot", limits.targets(0)[1])]
     if rule.needs_prefill_time:
         given.append(("--ttft-factor", rule.prefill_factor * rule.scale))
     return [word for flag, value in given if value < inf for word in (flag, f"{value:g}")]

@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import TypeAlias
 
 from loong.core.errors import ConfigError
+from loong.runs.peer_server import PeerServer
 from loong.runs.spawned_server import ServerConfig
 from loong.workloads.client.backends import ServerApi
 from loong.workloads.metrics.backlog import WorkOf
 from loong.workloads.metrics.slo import SLORule
+from loong.workloads.report.pareto import Devices
 from loong.workloads.request import WorkloadRequest
 from loong.workloads.workload import endless_workload, make_workload
 
@@ -101,14 +103,18 @@ def check_lengths(requests: Sequence[WorkloadRequest], max_tokens: int | None) -
 
 @dataclass(frozen=True, slots=True)
 class ExternalServer:
-    """A server that is already there; `base_url` has no `/v1`, and `model` None takes its first."""
+    """A server that is already there; `base_url` has no `/v1`, and `model` None takes its first.
+
+    `num_gpus` is None if it is unknown.
+    """
 
     base_url: str
     model: str | None
     backend: ServerApi = ServerApi.OPENAI
+    num_gpus: int | None = None
 
 
-Server: TypeAlias = ServerConfig | ExternalServer
+Server: TypeAlias = ServerConfig | ExternalServer | PeerServer
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +124,7 @@ class BenchConfig:
     A run attains if the share `goal` of its requests meet the rule. If `is_per_class`, this must hold for
     every length class, and the backlog must be stable. It is repeated `num_repeats` times at every rate. If
     there is a `precision`, a search for the goodput chooses the rates, starting with the highest. `work_of`
-    and `num_devices` are None where servers are not ours.
+    is None where no server is ours, and `devices` are of the servers of which they are known.
     """
 
     servers: Mapping[str, Server]
@@ -132,7 +138,7 @@ class BenchConfig:
     precision: float | None = None
     is_json_printed: bool = True
     work_of: WorkOf | None = None
-    num_devices: int | None = None
+    devices: Mapping[str, Devices] = field(default_factory=dict)
     chosen: tuple[str, ...] = ()  # sentences on what was asked for as `auto`
 
     def __post_init__(self) -> None:

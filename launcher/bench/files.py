@@ -12,9 +12,11 @@ from loong.launcher.bench.found import BenchFindings, MeasuredRun, missing_runs
 from loong.model.sources.source import TINY
 from loong.private_files import write_private
 from loong.runs.background_load import SHARE_OF_OTHERS
+from loong.runs.peer_server import PeerServer
 from loong.runs.report.report import report_folder
 from loong.runs.run import finite
-from loong.runs.run_document import document_head, goodput_json, write_document
+from loong.runs.run_document import document_head, goodput_json, pareto_json, write_document
+from loong.runs.run_tables import curves_of_runs
 from loong.runs.shown_command import shown_command
 from loong.runs.spawned_server import ServerConfig
 from loong.server.metrics.trace import chrome_trace
@@ -29,6 +31,7 @@ def write_files(folder: Path, found: BenchFindings, config: BenchConfig, command
         **document_head("bench", command, _configuration(config), [config.slo], config.goal),
         "prefill_probe": None if found.probe is None else msgspec.to_builtins(found.probe),
         "goodput": goodput_json(found.goodputs, is_per_class=config.is_per_class),
+        "pareto": pareto_json(curves_of_runs(found.runs), config.slo),
         "wall_seconds": found.wall_seconds,
         "missing_runs": [*missing_runs(found, config)],
     }
@@ -50,15 +53,20 @@ def write_files(folder: Path, found: BenchFindings, config: BenchConfig, command
         print(NO_PICTURES, file=sys.stderr)
     else:
         written += report_folder(folder)
-    logs = [folder / f"server-{policy}.log" for policy in ours]
+    logs = [folder / server_log_name(run.policy) for run in found.runs]
     logs += [folder / decision_log_name(policy) for policy in logged]
-    written += [path for path in logs if path.exists()]
+    written += [path for path in dict.fromkeys(logs) if path.exists()]
     print(f"Wrote {', '.join(map(str, written))}", file=sys.stderr)
 
 
 def decision_log_name(policy: str) -> str:
     """Return the name of a server's decision log in the folder of a benchmark."""
     return f"decisions-{_file_name(policy)}.jsonl"
+
+
+def server_log_name(name: str) -> str:
+    """Return the name of the file in the folder of a benchmark that has the output of a server."""
+    return f"server-{_file_name(name)}.log"
 
 
 def _file_name(policy: str) -> str:
@@ -105,4 +113,6 @@ def _server_json(server: Server) -> dict[str, JSON]:
     fields: dict[str, JSON] = msgspec.to_builtins(server)
     if isinstance(server, ServerConfig):
         fields["extra_arguments"] = shown_command(server.extra_arguments)
+    if isinstance(server, PeerServer):
+        fields["command"] = shown_command(server.command)
     return fields

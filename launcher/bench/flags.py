@@ -46,14 +46,36 @@ def add_server_flags(group: argparse._ArgumentGroup) -> None:
         "--backend",
         action="append",
         choices=[backend.value for backend in ServerApi],
-        help="API of the servers; once for all, or once for each --base-url (openai)",
+        help="API of the servers; once for all, or once for each --base-url, then each --peer (openai)",
+    )
+    group.add_argument(
+        "--peer",
+        nargs="+",
+        action="append",
+        default=[],
+        metavar=("NAME", "URL COMMAND"),
+        help="another engine's server to start and measure: COMMAND, one word, starts it so that it answers "
+        "at URL; vllm-tpN and vllm-dpN alone start `vllm serve` on N GPUs; may be given repeatedly",
+    )
+    group.add_argument(
+        "--num-gpus",
+        action="append",
+        default=[],
+        metavar="[NAME=]N",
+        help="number of GPUs of the server NAME of --base-url or --peer, or of each of them, to report "
+        "throughput per GPU (unknown)",
     )
     add_api_key_flags(group)
+    _add_started_server_flags(group)
+
+
+def _add_started_server_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--policy",
         type=policy_names,
         metavar="P,P",
-        help=f"policies to measure, each on a server started here ({COMPARED_WORDS})",
+        help="policies to measure, each on a server started here (none with --base-url or --peer, else "
+        f"{COMPARED_WORDS})",
     )
     group.add_argument("--model", help="model to serve here, or to ask for at --base-url (the first)")
     group.add_argument(
@@ -91,27 +113,7 @@ def add_server_flags(group: argparse._ArgumentGroup) -> None:
 def add_load_flags(group: argparse._ArgumentGroup) -> None:
     """Add the flags for the load."""
     add_workload_flags(group, is_scale_chosen=True)
-    lengths = group.add_mutually_exclusive_group()
-    lengths.add_argument(
-        "--num-requests",
-        type=or_auto(int),
-        metavar="N",
-        help=f"number of requests of each run (auto: what arrives in a minute, at most {MOST_REQUESTS}; "
-        f"{DEFAULT_NUM_REQUESTS} if a rate is given)",
-    )
-    lengths.add_argument(
-        "--duration",
-        type=seconds,
-        metavar="S",
-        help="time in which requests arrive at each rate, instead of --num-requests",
-    )
-    group.add_argument(
-        "--request-rate",
-        "--rate",
-        metavar="R",
-        help="requests per second: 2, or 1,2,4, or 2:8:0.5; inf: all at once (auto: the workload's own pace; "
-        "if it has none, two thirds of the capacity, or inf with --max-concurrency)",
-    )
+    _add_amount_flags(group)
     group.add_argument("--max-concurrency", type=int, metavar="N", help="bound on requests in flight (none)")
     group.add_argument(
         "--num-warmups", type=int, default=4, help="warm-up requests that are not measured (4)"
@@ -138,6 +140,30 @@ def add_load_flags(group: argparse._ArgumentGroup) -> None:
         default={},
         metavar="JSON",
         help='more fields of every request: \'{"temperature": 0.7, "frequency_penalty": 0.5}\'',
+    )
+
+
+def _add_amount_flags(group: argparse._ArgumentGroup) -> None:
+    lengths = group.add_mutually_exclusive_group()
+    lengths.add_argument(
+        "--num-requests",
+        type=or_auto(int),
+        metavar="N",
+        help=f"number of requests of each run (auto: what arrives in a minute, at most {MOST_REQUESTS}; "
+        f"{DEFAULT_NUM_REQUESTS} if a rate is given)",
+    )
+    lengths.add_argument(
+        "--duration",
+        type=seconds,
+        metavar="S",
+        help="time in which requests arrive at each rate, instead of --num-requests",
+    )
+    group.add_argument(
+        "--request-rate",
+        "--rate",
+        metavar="R",
+        help="requests per second: 2, or 1,2,4, or 2:8:0.5; inf: all at once (auto: the workload's own pace; "
+        "if it has none, two thirds of the capacity, or inf with --max-concurrency)",
     )
 
 

@@ -14,8 +14,8 @@ from loong.runs.run import PolicyRun
 class MeasuredRun(PolicyRun):
     """A run, its server, and the server's history if the server reported it and the run is to be drawn.
 
-    `share_of_others` is of this machine's processors. It is None if the server is not ours, since then the
-    server is among the others.
+    `share_of_others` is of this machine's processors. It is None if the server was not started here, since
+    then the server is among the others.
     """
 
     server: Server

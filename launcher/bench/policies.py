@@ -41,7 +41,9 @@ def _as_one_instance(policy: str, server: ServerConfig) -> ServerConfig:
     arguments = serve_arguments(policy, server)
     dtype = None if arguments.dtype == "auto" else arguments.dtype
     source = find_source(arguments.model, arguments.load_format, arguments.revision)
-    model = find_config(source.model, arguments.load_format, dtype, arguments.quantization)
+    model = find_config(
+        source.model, arguments.load_format, dtype, arguments.quantization, arguments.kv_cache_dtype
+    )
     size = server.num_instances * server.tensor_parallel_size
     try:
         Shard(model, size=size)

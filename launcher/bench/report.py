@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
-from loong.launcher.bench.config import BenchConfig, ExternalServer
+from loong.launcher.bench.config import BenchConfig
 from loong.launcher.bench.files import write_files
 from loong.launcher.bench.found import BenchFindings, MeasuredRun, by_policy, missing_runs
 from loong.runs import run_tables
 from loong.runs.background_load import background_load_note
 from loong.runs.report.report_words import print_end
 from loong.runs.run_document import goodput_json
+from loong.runs.spawned_server import ServerConfig
 from loong.workloads.metrics.result import JSON, metrics_json
 from loong.workloads.report.report import format_buckets, format_comparison, format_counters, format_run
 from loong.workloads.workload import origin_of
@@ -63,7 +64,7 @@ def print_run(run: MeasuredRun, config: BenchConfig) -> None:
     if not config.is_single:
         print(run_tables.line(run), flush=True)
         return
-    kind = "Server" if isinstance(config.servers[run.policy], ExternalServer) else "Policy"
+    kind = "Policy" if isinstance(config.servers[run.policy], ServerConfig) else "Server"
     block = format_run(run.policy, run.metrics, config.slo.describe(), kind=kind)
     blocks = [block, format_buckets(run.metrics)]
     counters = format_counters(run.counters)
@@ -108,6 +109,8 @@ def _print_tables(found: BenchFindings, config: BenchConfig) -> None:
             blocks.append(run_tables.attainment_by_length(shown))
         if found.goodputs:
             blocks.append(run_tables.goodput(found.goodputs, config.goal, is_per_class=config.is_per_class))
+        if (curves := run_tables.curves_of_runs(found.runs)).points:
+            blocks.append(run_tables.pareto(curves))
     elif len(found.runs) > 1:
         comparison = {name: [run.metrics for run in runs] for name, runs in runs_of.items()}
         blocks.append(format_comparison(comparison))

@@ -7,9 +7,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
+from typing import assert_never
 
 from loong.launcher.bench.config import BenchConfig, ExternalServer, Server
-from loong.launcher.bench.files import decision_log_name
+from loong.launcher.bench.files import decision_log_name, server_log_name
 from loong.launcher.bench.found import BenchFindings, MeasuredRun, Repeats
 from loong.launcher.bench.measured_server import MeasuredServer, Measurement, PrefillProbe
 from loong.launcher.bench.progress import RunProgress
@@ -17,8 +18,10 @@ from loong.launcher.bench.report import print_run, print_workload, report
 from loong.runs import goodput
 from loong.runs.background_load import processor_time, share_of_others
 from loong.runs.goodput import Goodput
+from loong.runs.peer_server import PeerServer, spawn_peer
 from loong.runs.run import RunKey, allowed_misses
 from loong.runs.run_folder import run_folder
+from loong.runs.shown_command import shown_command
 from loong.runs.spawned_server import ServerConfig, sigterm_unwinds, spawn_server
 from loong.workloads.client.backends import ServerApi
 from loong.workloads.metrics.backlog import UsedCapacity, WorkOf, used_capacity
@@ -38,7 +41,7 @@ def run_bench(config: BenchConfig, command: str) -> int:
     reported.
 
     Raises:
-        ConfigError, ServerUnusableError: see `MeasuredServer` and `spawn_server`.
+        ConfigError, ServerUnusableError: see `MeasuredServer`, `spawn_server` and `spawn_peer`.
     """
     start = perf_counter()
     bench = _Bench(config)
@@ -64,7 +67,7 @@ class _Bench:
         self._first_requests = config.load.requests(max(config.load.rates), 0)
 
     def measure_all(self, folder: Path) -> None:
-        """Measure each server, started for that if it is ours; its logs go into the folder."""
+        """Measure each server, started for that unless it is there already; its logs go into the folder."""
         with sigterm_unwinds():
             for name, server in self._config.servers.items():
                 with _started(name, self._logging(name, server, folder), folder) as (
@@ -78,7 +81,7 @@ class _Bench:
 
     def _logging(self, name: str, server: Server, folder: Path) -> Server:
         """Return the server, made to write its decision log where a report will read it."""
-        if isinstance(server, ExternalServer) or not self._config.is_single:
+        if not isinstance(server, ServerConfig) or not self._config.is_single:
             return server
         flag = ("--decision-log", str(folder / decision_log_name(name)))
         return replace(server, extra_arguments=(*flag, *server.extra_arguments))
@@ -126,10 +129,11 @@ class _Bench:
                 columns_json(got.records, limits_of),
                 got.counters,
                 got.is_cut_off,
-                self._used(got.records, limits_of),
+                self._used(name, got.records, limits_of),
+                config.devices.get(name),
                 server,
                 got.history if config.is_single and repeat == 0 else None,
-                others if isinstance(server, ServerConfig) else None,
+                None if isinstance(server, ExternalServer) else others,
                 len(requests) - len(got.records),
             )
             self.runs.append(run)
@@ -144,13 +148,15 @@ class _Bench:
             raise
         return keep(got)
 
-    def _used(self, records: Sequence[RequestRecord], limits_of: LimitsOf) -> UsedCapacity | None:
+    def _used(self, name: str, records: Sequence[RequestRecord], limits_of: LimitsOf) -> UsedCapacity | None:
         """Return the work of a run: by the cost model of our servers, or by the probe of others."""
         work_of = self._config.work_of or (None if self.probe is None else _probed_work(self.probe))
         if work_of is None or not records:
             return None
         end = max(record.finish_time for record in records)
-        return used_capacity(records, work_of, end, self._config.num_devices, limits_of)
+        devices = self._config.devices.get(name)
+        num_devices = None if devices is None else devices.number
+        return used_capacity(records, work_of, end, num_devices, limits_of)
 
 
 def _probed_work(probe: PrefillProbe) -> WorkOf:
@@ -163,10 +169,18 @@ def _probed_work(probe: PrefillProbe) -> WorkOf:
 @contextlib.contextmanager
 def _started(name: str, server: Server, folder: Path) -> Iterator[tuple[str, str | None, ServerApi]]:
     """Yield the base URL of the server to measure, the model to ask it for (None: its first), and its API."""
-    if isinstance(server, ExternalServer):
-        yield server.base_url, server.model, server.backend
-        return
-    size = f"--num-instances {server.num_instances} --tensor-parallel-size {server.tensor_parallel_size}"
-    print(f"Starting a server with --policy {name} {size} ...", file=sys.stderr)
-    with spawn_server(server, name, folder / f"server-{name}.log") as base_url:
-        yield base_url, None, ServerApi.OPENAI
+    log = folder / server_log_name(name)
+    match server:
+        case ExternalServer():
+            yield server.base_url, server.model, server.backend
+        case PeerServer():
+            print(f"Starting {name}: {shown_command(server.command)} ...", file=sys.stderr)
+            with spawn_peer(name, server, log):
+                yield server.base_url, None, server.backend
+        case ServerConfig(num_instances=number, tensor_parallel_size=tp_size):
+            size = f"--num-instances {number} --tensor-parallel-size {tp_size}"
+            print(f"Starting a server with --policy {name} {size} ...", file=sys.stderr)
+            with spawn_server(server, name, log) as base_url:
+                yield base_url, None, ServerApi.OPENAI
+        case _:
+            assert_never(server)

@@ -7,10 +7,12 @@ from functools import partial
 from math import inf
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
+from loong.core.errors import ConfigError
 from loong.hardware.machine import num_processors
 from loong.launcher.bench.chosen_load import Served
-from loong.launcher.bench.config import BenchConfig, ExternalServer, Server
+from loong.launcher.bench.config import BenchConfig, ExternalServer
 from loong.launcher.bench.measured_server import MeasuredServer
 from loong.launcher.bench.policies import serve_arguments
 from loong.runs.background_load import NOTABLE_SHARE, processor_time, share_of_others
@@ -21,7 +23,11 @@ from loong.simulation.cluster import SimulatedCluster, unloaded_work
 from loong.simulation.config import Host
 from loong.workloads.client.backends import ServerApi
 from loong.workloads.client.scrape import ServedModel
+from loong.workloads.report.pareto import Devices, DeviceUnit
 from loong.workloads.request import RequestShape
+
+if TYPE_CHECKING:
+    from loong.launcher.serve.config import ServeConfig
 
 LEAST_FREE = 0.25  # processors, however much other work there is: we get our share of it
 NUM_FOR_LENGTHS = 16  # requests, of evenly spaced lengths, that measure the capacity at one of many scales
@@ -36,7 +42,10 @@ def served_by(config: BenchConfig) -> Served:
         ServerUnusableError: a server that is there does not answer, refuses the key or lacks the model.
     """
     ours = {name: server for name, server in config.servers.items() if isinstance(server, ServerConfig)}
-    return served_by_ours(ours, config) if ours else _served_by_others(config)
+    if ours:
+        return served_by_ours(ours, config)
+    there = {name: server for name, server in config.servers.items() if isinstance(server, ExternalServer)}
+    return _served_by_others(there, config) if there else Served(None, _unknown_capacity, "")
 
 
 def served_by_ours(servers: Mapping[str, ServerConfig], bench: BenchConfig) -> Served:
@@ -65,7 +74,19 @@ def served_by_ours(servers: Mapping[str, ServerConfig], bench: BenchConfig) -> S
         f"{name} was measured to have" if is_on_cpu else "the cost model predicts",
         partial(_capacity_of_new_server, name, server, bench) if is_on_cpu else None,
         unloaded_work(cost_model, server.tensor_parallel_size),
-        server.num_instances * server.tensor_parallel_size,
+        {name: _devices_of(config) for name, config in zip(servers, configs, strict=True)},
+    )
+
+
+def _devices_of(config: "ServeConfig") -> Devices:
+    """Return the devices of all instances, memory instances included."""
+    number = sum(instance.tp_size for instance in config.cluster.instances)
+    return Devices(number, DeviceUnit.of_device(config.device))
+
+
+def _unknown_capacity(_: Sequence[RequestShape]) -> float:
+    raise ConfigError(
+        "--length-scale and --request-rate are not chosen for --peer alone; give both, or a --policy as well"
     )
 
 
@@ -80,8 +101,8 @@ def _capacity_of_new_server(
         return _capacity(name, MeasuredServer(base_url, None, config, ServerApi.OPENAI), NUM_FOR_RATE, shapes)
 
 
-def _served_by_others(config: BenchConfig) -> Served:
-    servers = {name: _measured(server, config) for name, server in config.servers.items()}
+def _served_by_others(external: Mapping[str, ExternalServer], config: BenchConfig) -> Served:
+    servers = {name: _measured(server, config) for name, server in external.items()}
     models = asyncio.run(_models(list(servers.values())))
     known = [model.max_model_len for model in models if model.max_model_len is not None]
     name, first = next(iter(servers.items()))
@@ -102,8 +123,7 @@ def _capacity(name: str, server: MeasuredServer, number: int, shapes: Sequence[R
     return asyncio.run(server.capacity([ordered[place] for place in places]))
 
 
-def _measured(server: Server, config: BenchConfig) -> MeasuredServer:
-    assert isinstance(server, ExternalServer)
+def _measured(server: ExternalServer, config: BenchConfig) -> MeasuredServer:
     return MeasuredServer(server.base_url, server.model, config, server.backend)
 
 

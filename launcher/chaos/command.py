@@ -21,6 +21,7 @@ _EXAMPLES = """\
 examples:
   loong serve --allow-fault-injection           # in another terminal
   loong chaos --kill 1/30s --duration 5m        # kill a worker every half a minute
+  loong chaos --kill-engine 1/30s --kill 1/20s  # also engines, of a server with --num-engines 2
   loong chaos --pause 1/60s --duration 5m       # stop one for 25 s, which is longer than it may be silent
   loong chaos --kill 1/10s --pause 1/60s --pause-time 5s --request-rate 8 --json
 """
@@ -72,6 +73,18 @@ def _add_fault_flags(group: argparse._ArgumentGroup) -> None:
         "--kill", type=interval, metavar="N/TIME", help="rate of SIGKILLs, such as 1/30s (none)"
     )
     group.add_argument(
+        "--kill-engine",
+        type=interval,
+        metavar="N/TIME",
+        help="rate of SIGKILLs of an engine's process, on a server with --num-engines, such as 1/30s (none)",
+    )
+    group.add_argument(
+        "--kill-manager",
+        type=interval,
+        metavar="N/TIME",
+        help="rate of SIGKILLs of the process that knows who lends, on a server with --lend (none)",
+    )
+    group.add_argument(
         "--pause", type=interval, metavar="N/TIME", help="rate of SIGSTOPs, such as 1/60s (none)"
     )
     add_field_flags(group, ChaosConfig, _FAULT_FLAGS)
@@ -100,10 +113,17 @@ def _config(args: argparse.Namespace) -> ChaosConfig:
 
     if re.fullmatch(r"https?://.+", args.base_url) is None:
         raise ConfigError(f"--base-url {args.base_url!r} is not a URL such as {_DEFAULT_URL}")
-    given = {FaultKind.KILL: args.kill, FaultKind.PAUSE: args.pause}
+    given = {
+        FaultKind.KILL: args.kill,
+        FaultKind.KILL_ENGINE: args.kill_engine,
+        FaultKind.KILL_MANAGER: args.kill_manager,
+        FaultKind.PAUSE: args.pause,
+    }
     intervals = {kind: seconds for kind, seconds in given.items() if seconds is not None}
     if not intervals:
-        raise ConfigError("nothing is to be injected; give --kill 1/30s or --pause 1/60s")
+        raise ConfigError(
+            "nothing is to be injected; give --kill 1/30s, --kill-engine 1/30s or --pause 1/60s"
+        )
     return ChaosConfig(
         base_url=args.base_url.rstrip("/").removesuffix("/v1"),
         model=args.model,

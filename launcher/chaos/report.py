@@ -3,7 +3,7 @@
 import itertools
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from statistics import median
 
 from loong.core.request import TokenId
@@ -20,14 +20,16 @@ _WIDTH = 18  # of the headings
 class Fault:
     """An injected fault, at a time of the run. `recovery` is None if no open stream had a token.
 
-    `recovery` is the longest time in which one of `num_streams` open streams waited for its next token.
+    `recovery` is the longest time in which one of `num_streams` open streams waited for its next token. An
+    engine that is killed has no `instance_id`, and a server of one engine no `engine_id`.
     """
 
     kind: FaultKind
-    instance_id: int
+    instance_id: int | None
     injected_at: float
     recovery: float | None = None
     num_streams: int = 0
+    engine_id: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,8 @@ class Report:
             "skipped_faults": dict(self.skipped),
             "num_instance_losses": _increase(self.before.num_losses, self.after.num_losses),
             "num_instance_joins": _increase(self.before.num_joins, self.after.num_joins),
+            "num_engine_losses": _increase(self.before.num_engine_losses, self.after.num_engine_losses),
+            "num_taken_over_requests": _increase(self.before.num_taken_over, self.after.num_taken_over),
             "longest_recovery": max(recoveries, default=None),
             "server_before": asdict(self.before),
             "server_after": asdict(self.after),
@@ -95,6 +99,11 @@ class Report:
             for name in ("num_losses", "num_joins")
         )
         yield from _line("instances", f"{_or_unknown(lost)} lost, {_or_unknown(joined)} joined again")
+        if (engines := _increase(self.before.num_engine_losses, self.after.num_engine_losses)) is not None:
+            taken_over = _increase(self.before.num_taken_over, self.after.num_taken_over)
+            yield from _line(
+                "engines", f"{engines:,} lost, {_or_unknown(taken_over)} requests went on elsewhere"
+            )
         yield from _line("recovery", self._recovery())
         memory = [
             _or_unknown(None if n is None else f"{n / 2**20:,.1f} MiB")
@@ -148,7 +157,7 @@ def with_recovery(fault: Fault, records: Sequence[StreamRecord]) -> Fault:
         if times and times[0] <= at < times[-1]:
             pairs = itertools.pairwise(times)
             waits.append(max(b - max(a, at) for a, b in pairs if a <= at + EFFECT_SECONDS and b > at))
-    return Fault(fault.kind, fault.instance_id, at, max(waits, default=None), len(waits))
+    return replace(fault, recovery=max(waits, default=None), num_streams=len(waits))
 
 
 def _line(heading: str, text: str) -> Iterator[str]:

@@ -25,6 +25,12 @@ from loong.workloads.request import SMALLEST_VOCABULARY
 NUM_AT_ONCE = 4  # undisturbed streams
 MAX_WAIT_SECONDS = 60.0  # for lost instances to join again at the end
 LOOK_SECONDS = 0.2
+_VERBS = {
+    FaultKind.KILL: "kill",
+    FaultKind.KILL_ENGINE: "kill",
+    FaultKind.KILL_MANAGER: "kill",
+    FaultKind.PAUSE: "pause",
+}
 CLOSING_SECONDS = 0.5  # until a server has seen that a connection is closed
 
 
@@ -144,6 +150,7 @@ class _Run:
         _say(f"waiting for {len(self._streams)} open streams")
         if self._streams:
             await asyncio.wait(self._streams)
+        await asyncio.sleep(self._end_of_pauses() - self._now())  # a worker may be given up until then
         for _ in range(round(MAX_WAIT_SECONDS / LOOK_SECONDS)):
             if await self._server.health() == "ok":
                 return
@@ -172,12 +179,16 @@ class _Run:
             await asyncio.sleep(max(0.0, due - self._now()))
             at = self._now()
             try:
-                instance_id = await self._server.inject(kind, self._config.pause_time)
+                hit = await self._server.inject(kind, self._config.pause_time)
             except (FaultRefusedError, ServerUnusableError) as error:  # it may answer the next
                 self._skipped[str(error)] += 1
                 continue
-            self._faults.append(Fault(kind, instance_id, at))
-            _say(f"{at - start:.1f} s: {kind.value} of instance {instance_id}")
+            self._faults.append(Fault(kind, hit.instance, at, engine_id=hit.engine))
+            _say(f"{at - start:.1f} s: {_VERBS[kind]} of {hit}")
+
+    def _end_of_pauses(self) -> float:
+        pauses = (fault.injected_at for fault in self._faults if fault.kind is FaultKind.PAUSE)
+        return max(pauses, default=-self._config.pause_time) + self._config.pause_time
 
     def _now(self) -> float:
         return self._client.now()

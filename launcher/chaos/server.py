@@ -15,20 +15,32 @@ PATH = "/admin/faults"
 
 @dataclass(frozen=True, slots=True)
 class ServerTotals:
-    """Counts of a server since its start, and what its engine's process uses; None: not reported."""
+    """Counts of a server since its start, and what its processes with engines use; None: not reported."""
 
     num_losses: int | None = None
     num_joins: int | None = None
     num_memory_bytes: int | None = None
     num_descriptors: int | None = None
+    num_engine_losses: int | None = None
+    num_taken_over: int | None = None  # requests of lost engines
 
 
 class FaultRefusedError(Exception):
     """The server could not inject a fault now."""
 
 
-class _Injected(msgspec.Struct):
-    instance: int
+class Injected(msgspec.Struct, frozen=True):
+    """The place of a fault: an instance, an engine, an instance of an engine, or (neither) the gManager."""
+
+    engine: int | None = None
+    instance: int | None = None
+
+    def __str__(self) -> str:
+        """Return it in words."""
+        engine = "" if self.engine is None else f"engine {self.engine}"
+        if self.instance is None:
+            return engine or "the gManager"
+        return f"instance {self.instance}{engine and f' of {engine}'}"
 
 
 class _Health(msgspec.Struct):
@@ -52,8 +64,8 @@ class FaultClient:
             what = f"{self._base_url}{PATH} answers with HTTP {page.status}: {_message(page)}"
         raise ServerUnusableError(what)
 
-    async def inject(self, kind: FaultKind, pause_time: float) -> int:
-        """Inject a fault, and return the instance that has it.
+    async def inject(self, kind: FaultKind, pause_time: float) -> Injected:
+        """Inject a fault, and return what has it.
 
         Raises:
             FaultRefusedError: it cannot be injected now.
@@ -61,7 +73,7 @@ class FaultClient:
         page = await self._ask("POST", PATH, {"fault": kind.value, "seconds": pause_time})
         if not page.is_ok:
             raise FaultRefusedError(_message(page))
-        return msgspec.json.decode(page.body, type=_Injected).instance
+        return msgspec.json.decode(page.body, type=Injected)
 
     async def totals(self) -> ServerTotals:
         """Return the counts so far."""
@@ -77,6 +89,8 @@ class FaultClient:
             values.get("loong:instance_joins_total"),
             values.get("process_resident_memory_bytes"),
             values.get("process_open_fds"),
+            values.get("loong:engine_losses_total"),
+            values.get("loong:requests_taken_over_total"),
         )
 
     async def health(self) -> str:

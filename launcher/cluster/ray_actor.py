@@ -1,12 +1,15 @@
 """The Ray actor of one host, which only starts, watches and ends worker processes."""
 
 import asyncio
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import ray
 
 from loong.hardware.gpus import Gpu, host_gpus
-from loong.launcher.cluster.run_directory import run_directory
+from loong.launcher.cluster.run_directory import RunDirectory, run_directory
 from loong.launcher.cluster.worker_fork_server import worker_fork_server
 from loong.processes.child import config_of
 from loong.processes.child_processes import ChildProcess, stop
@@ -16,7 +19,8 @@ from loong.worker.config import WorkerConfig
 class HostActor:
     """The workers of one host, numbered by the engine's process. Its log has all that they log.
 
-    They meet in `directory`, that of the engine's process on the head, and None on other hosts.
+    They meet in `directory`, that of the engine's process on the head, and None on other hosts. Workers of
+    other engines, which use room that is lent here, meet in a folder for each loan.
     """
 
     def __init__(self, directory: str | None) -> None:
@@ -25,6 +29,7 @@ class HostActor:
         self._fork_server = worker_fork_server()
         self._stack.callback(self._fork_server.close)
         self._processes: dict[int, ChildProcess] = {}
+        self._loans: dict[str, _LoanFolder] = {}
 
     async def place(self) -> tuple[str, str]:
         """Return the folder for sockets of its workers, and its node's IP address."""
@@ -34,9 +39,16 @@ class HostActor:
         """Return the GPUs that Ray gives to its workers."""
         return host_gpus()
 
-    async def run(self, number: int, config: bytes) -> tuple[int | None, int]:
-        """Run a worker by a line of `config_line`. Return its process id and exit code."""
-        process = self._fork_server.start(config_of(config, WorkerConfig))
+    async def run(self, number: int, config: bytes, loan_id: str | None) -> tuple[int | None, int]:
+        """Run a worker by a line of `config_line`, maybe of a loan. Return its process id and exit code."""
+        found = config_of(config, WorkerConfig)
+        if loan_id is None:
+            return await self._run(number, found)
+        with self._folder_of(loan_id) as folder:
+            return await self._run(number, replace(found, run_directory=str(folder)))
+
+    async def _run(self, number: int, config: WorkerConfig) -> tuple[int | None, int]:
+        process = self._fork_server.start(config)
         self._processes[number] = process
         code = await process.wait()
         del self._processes[number]
@@ -51,3 +63,24 @@ class HostActor:
         """Wait until all workers have ended, which were asked to, and remove what they used."""
         await asyncio.gather(*(stop(process) for process in self._processes.values()))
         self._stack.close()
+
+    @contextmanager
+    def _folder_of(self, loan_id: str) -> Iterator[Path]:
+        """Yield the folder of a loan, which is there as long as any of its ranks runs."""
+        folder = self._loans.get(loan_id) or self._loans.setdefault(loan_id, _LoanFolder())
+        folder.num_ranks += 1
+        try:
+            yield folder.directory.path
+        finally:
+            folder.num_ranks -= 1
+            if not folder.num_ranks:
+                del self._loans[loan_id]
+                folder.directory.remove()
+
+
+@dataclass(slots=True)
+class _LoanFolder:
+    """The folder where the ranks of a loan meet, and the number of those that run."""
+
+    directory: RunDirectory = field(default_factory=RunDirectory)
+    num_ranks: int = 0

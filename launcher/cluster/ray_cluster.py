@@ -68,6 +68,23 @@ def ray_cluster() -> Iterator[str]:
         ray.shutdown()
 
 
+@contextmanager
+def shared_ray_cluster() -> Iterator[None]:
+    """Start a cluster for processes that are started meanwhile, unless RAY_ADDRESS names one."""
+    set_environment()
+    if "RAY_ADDRESS" in os.environ:
+        yield
+        return
+    import ray
+
+    with ray_cluster():
+        os.environ["RAY_ADDRESS"] = ray.get_runtime_context().gcs_address
+        try:
+            yield
+        finally:
+            del os.environ["RAY_ADDRESS"]
+
+
 def warn_if_open(address: str) -> None:
     """Warn if a cluster runs the code of all who reach it. Ray sets its mode when it finds a token."""
     if os.environ.get(_MODE, "").lower() != "token":
@@ -87,12 +104,15 @@ def bundles_of(num_workers: list[int], head_address: str, *, has_gpus: bool) -> 
     return bundles
 
 
-def reserve(bundles: list[dict[str, float]], timeout: float) -> "PlacementGroup":
-    """Reserve a node for each bundle. Raises `ClusterError` if Ray has too few within `timeout` seconds."""
+def reserve(bundles: list[dict[str, float]], timeout: float, name: str) -> "PlacementGroup":
+    """Reserve a node for each bundle, by a name that nothing else in the cluster has.
+
+    Raises `ClusterError` if Ray has too few within `timeout` seconds.
+    """
     import ray
     from ray.util.placement_group import placement_group, remove_placement_group
 
-    group = placement_group(bundles, strategy="STRICT_SPREAD", name="loong")
+    group = placement_group(bundles, strategy="STRICT_SPREAD", name=name)
     if not group.wait(timeout):
         remove_placement_group(group)
         kinds = {kind: name for kind, name in _KINDS.items() if kind in bundles[0]}

@@ -5,14 +5,16 @@ Ray starts, watches and ends workers, and carries none of their messages.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterable, Mapping
+import os
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import RayError, RayTaskError
 from ray.util.placement_group import PlacementGroup, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -26,7 +28,7 @@ from loong.launcher.cluster.config import ClusterConfig
 from loong.launcher.cluster.ray_actor import HostActor
 from loong.launcher.cluster.ray_cluster import bundles_of, ray_cluster, reserve
 from loong.launcher.cluster.run_directory import RunDirectory, run_directory
-from loong.launcher.cluster.starter import Host
+from loong.launcher.cluster.starter import Host, placed
 from loong.launcher.cluster.workers import workers_of
 from loong.processes.child import config_line
 from loong.processes.child_processes import HOST_LOST, ChildProcess
@@ -43,10 +45,13 @@ class RayHost:
     """A host of a placement group: one actor at a time, on a node that Ray chooses."""
 
     def __init__(
-        self, host_id: int, group: PlacementGroup, bundle: Mapping[str, float], directory: Path
+        self, host_id: int, group: PlacementGroup, bundle: Mapping[str, float], directory: Path, name: str
     ) -> None:
-        """`bundle` is its part of the group. `directory` is this process's, for the workers of the head."""
-        self.host_id = host_id
+        """`bundle` is its part of the group. `directory` is this process's, for the workers of the head.
+
+        Actors have the `name` of this process's group, and numbers.
+        """
+        self.host_id, self._name = host_id, name
         self._directory = None if host_id else str(directory)
         self._group, self._bundle = group, bundle
         self._actor: Any = None  # of Ray, which wraps the methods of HostActor
@@ -80,7 +85,7 @@ class RayHost:
 
     def _new_actor(self) -> Any:
         options = {
-            "name": f"loong host {self.host_id}, start {next(self._numbers)}",
+            "name": f"{self._name}, host {self.host_id}, start {next(self._numbers)}",
             "num_cpus": self._bundle["CPU"],
             "num_gpus": self._bundle.get("GPU", 0),
             "max_concurrency": _MAX_CALLS,
@@ -93,18 +98,22 @@ class RayHost:
         if self._actor is not None:
             ray.kill(self._actor)
 
-    def start(self, config: WorkerConfig) -> ChildProcess:
-        """Start a worker."""
+    def start(self, config: WorkerConfig, loan_id: str | None = None) -> ChildProcess:
+        """Start a worker, of this engine, or of another by a loan."""
         number, actor = next(self._numbers), self._actor
         process = ChildProcess(lambda which: _forget(actor.send_signal.remote(number, which)))
-        task = asyncio.create_task(self._follow(actor, number, config, process))
+        run = partial(actor.run.remote, number, config_line(config), loan_id)
+        task = asyncio.create_task(self._follow(actor, run, process))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return process
 
-    async def _follow(self, actor: Any, number: int, config: WorkerConfig, process: ChildProcess) -> None:
+    async def _follow(self, actor: Any, run: Callable[[], Any], process: ChildProcess) -> None:
         try:
-            process.pid, code = await actor.run.remote(number, config_line(config))
+            process.pid, code = await run()
+        except RayTaskError as error:  # the actor goes on
+            logger.error("host %d started no worker: %s", self.host_id, error.cause)  # noqa: TRY400
+            code = 1
         except RayError as error:
             if actor is self._actor and self.place is not None:
                 self.place = None
@@ -148,6 +157,12 @@ class RayHosts:
         """See WorkerStarter."""
         return self._hosts[self._host_ids[config.instance_id]].start(config)
 
+    def start_lent(self, config: WorkerConfig, instance_id: InstanceId, loan_id: str) -> ChildProcess:
+        """See WorkerStarter."""
+        address = self.host(instance_id).address
+        assert address is not None, "nodes of Ray have one"
+        return self._hosts[self._host_ids[instance_id]].start(placed(config, address), loan_id)
+
     def kill(self, processes: Iterable[ChildProcess]) -> None:
         """See WorkerStarter."""
         for process in processes:
@@ -163,8 +178,9 @@ async def ray_workers(
     with run_directory() as directory, ray_cluster() as address:
         has_gpus = config.device != "cpu"
         bundles = bundles_of(num_workers, address, has_gpus=has_gpus)
-        group = await asyncio.to_thread(reserve, bundles, config.start_timeout)
-        hosts = [RayHost(host_id, group, bundle, directory.path) for host_id, bundle in enumerate(bundles)]
+        name = " ".join(filter(None, ("loong", config.log_source, f"process {os.getpid()}")))
+        group = await asyncio.to_thread(reserve, bundles, config.start_timeout, name)
+        hosts = [RayHost(i, group, bundle, directory.path, name) for i, bundle in enumerate(bundles)]
         try:
             await _open_all(hosts, config.start_timeout)
             if has_gpus:

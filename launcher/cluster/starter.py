@@ -1,10 +1,11 @@
 """The hosts of workers, and what starts workers on them."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
+from loong.core.errors import ConfigError
 from loong.core.placement import InstanceId
 from loong.launcher.cluster.run_directory import RunDirectory
 from loong.processes.child_processes import ChildProcess
@@ -24,6 +25,21 @@ class Host:
     is_head: bool = True
 
 
+ELSEWHERE = Host(Path(), "elsewhere", is_head=False)
+"""The host of workers that another engine starts, where there are several hosts. That engine chooses it."""
+
+
+def placed(config: WorkerConfig, address: str) -> WorkerConfig:
+    """Return the configuration of a worker of another engine for the host with this address.
+
+    Raises `ConfigError` if it has no network to reach the others of its engine.
+    """
+    if config.network is None:
+        raise ConfigError("a worker of another engine needs a network to start on one of several hosts")
+    network = replace(config.network, address=address)
+    return replace(config, commands_endpoint=f"tcp://{address}:*", network=network)
+
+
 class WorkerStarter(Protocol):
     """Starts workers, each on the host of its instance."""
 
@@ -39,6 +55,12 @@ class WorkerStarter(Protocol):
 
     def start(self, config: WorkerConfig) -> ChildProcess:
         """Start a worker."""
+
+    def start_lent(self, config: WorkerConfig, instance_id: InstanceId, loan_id: str) -> ChildProcess:
+        """Start a worker of another engine where those of an instance are, whose memory it maps.
+
+        The ranks of a loan meet. Raises `ConfigError` if the worker cannot reach its engine from there.
+        """
 
     def kill(self, processes: Iterable[ChildProcess]) -> None:
         """Kill workers at once, also those that have yet to begin."""
@@ -66,6 +88,15 @@ class LocalStarter:
     def start(self, config: WorkerConfig) -> ChildProcess:
         """See WorkerStarter."""
         return self._fork_server.start(config)
+
+    def start_lent(
+        self,
+        config: WorkerConfig,
+        instance_id: InstanceId,  # noqa: ARG002 - see WorkerStarter
+        loan_id: str,  # noqa: ARG002 - see WorkerStarter
+    ) -> ChildProcess:
+        """See WorkerStarter."""
+        return self.start(config)
 
     def kill(self, processes: Iterable[ChildProcess]) -> None:
         """See WorkerStarter."""

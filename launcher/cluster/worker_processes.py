@@ -12,6 +12,7 @@ from loong.core.placement import InstanceId
 from loong.executor.endpoints import WorkerId
 from loong.executor.recovery import Backoff, Failures, Restarts, SendSignal
 from loong.executor.workers import WorkersExecutor
+from loong.launcher.cluster.room_workers import StartedRoomWorkers
 from loong.launcher.cluster.starter import WorkerStarter
 from loong.launcher.cluster.worker_settings import WorkerSettings
 from loong.processes.child_processes import ChildProcess, guarded, how_it_ended, stop
@@ -40,6 +41,7 @@ class WorkerProcesses:
         self._coming: dict[InstanceId, asyncio.Task[None]] = {}  # the latest starts
         self._num_starts: Counter[InstanceId] = Counter()
         self._executor: WorkersExecutor | None = None
+        self._room = StartedRoomWorkers(starter, settings)
         self.restarts = Restarts(
             self._start_again,
             self._end,
@@ -48,11 +50,13 @@ class WorkerProcesses:
             self._signals_of,
             Failures(backoff),
             lambda: starter.trouble,
+            self._room,
         )
 
     def start(self, executor: WorkersExecutor) -> None:
         """Start all workers of an executor."""
         self._executor = executor
+        self._room.remote_reports = executor.members.sockets.remote_reports
         self._start_all(executor.members.endpoints.commands, executor)
 
     @property
@@ -70,7 +74,7 @@ class WorkerProcesses:
 
     async def stop(self) -> None:
         """Wait until all have ended; each was asked to end."""
-        await asyncio.gather(*map(stop, self._all))
+        await asyncio.gather(self._room.stop(), *map(stop, self._all))
 
     def _start_all(
         self, commands: Mapping[WorkerId, str], executor: WorkersExecutor, *, is_restarted: bool = False
@@ -131,6 +135,8 @@ class WorkerProcesses:
         if (coming := self._coming.pop(instance_id, None)) is not None:
             coming.cancel()
         self.restarts.failures.forget(instance_id)
+        for worker_id in self._settings.workers_of(instance_id):  # those of loans are watched elsewhere
+            self._settings.forget(worker_id)
         for worker_id in [w for w in self._processes if w[0] == instance_id]:
             process = self._processes.pop(worker_id)
             self._retired[instance_id].append(process)

@@ -35,7 +35,9 @@ async def workers_of(
         if head_address is not None:
             network = stack.enter_context(cluster_network(head_address))
         settings = WorkerSettings(config, starter, network)
-        workers = WorkerProcesses(starter, settings, config.first(config.world_size), backoff or Backoff())
+        workers = WorkerProcesses(
+            starter, settings, config.first(config.most_instances), backoff or Backoff()
+        )
         restarts = None if backoff is None else workers.restarts
         executor = WorkersExecutor(settings.endpoints(), lookahead, config.heartbeat, restarts)
         is_ready = False

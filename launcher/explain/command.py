@@ -19,6 +19,7 @@ from loong.launcher.explain.listing import (
 )
 from loong.observability.decision_log.reader import read_log
 from loong.observability.decision_log.story.index import LogIndex, indexed
+from loong.observability.decision_log.story.loans import loan_words, loans_of, room_words
 from loong.observability.decision_log.story.phrases import capital, counted, wait_words
 from loong.observability.decision_log.story.story import story_of
 from loong.observability.decision_log.story.summary import Summary, summary_of
@@ -83,9 +84,15 @@ def _list(index: LogIndex, log: ChosenLog, *, is_whole: bool, as_json: bool) -> 
     chosen = index.arrivals if is_whole or not measured else measured
     summaries = most_delayed_first([summary_of(index, request_id) for request_id in chosen])
     if as_json:
-        found = {"log": str(log.path), "policy": log.policy or index.policy, "requests": summaries}
+        found = {
+            "log": str(log.path),
+            "policy": log.policy or index.policy,
+            "requests": summaries,
+            "loans": loans_of(index),
+        }
         return msgspec.json.encode(found).decode()
-    lines = [*_title(index, log, len(summaries)), "", *overview(summaries), ""]
+    loans = (*loan_words(loans_of(index)), *room_words(index))
+    lines = [*_title(index, log, len(summaries)), "", *overview(summaries), *loans, ""]
     shown = summaries if is_whole else summaries[:NUM_WORST]
     if len(shown) < len(summaries):
         lines += [f"The {len(shown)} that waited longest, each with its reasons:", ""]

@@ -15,12 +15,12 @@ from loong.launcher.offline.outputs import CompletionOutput, Logprob, RequestOut
 from loong.launcher.offline.prompts import GivenPrompt
 from loong.server.api.errors import ApiError
 from loong.server.context import Server
+from loong.server.openai.asked_grammar import asked_grammar
 from loong.server.openai.completions import choices_of, output_options
 from loong.server.openai.output import Delta, Output, OutputOptions
 from loong.server.openai.prompts import Prompt, check_prompt_ids
 from loong.server.openai.schemas import CompletionFields
 from loong.server.openai.truncation import truncated
-from loong.server.structured.asked_grammar import asked_grammar
 from loong.server.text.tokenizer import Tokenizer
 
 

@@ -13,9 +13,10 @@ from loong.core.events import Drained
 from loong.launcher.cluster.worker_fork_server import worker_fork_server
 from loong.launcher.serve.build import Served, build
 from loong.launcher.serve.config import ServeConfig
-from loong.launcher.serve.prepare import prepare
+from loong.launcher.serve.prepare import prepare, tried_tokenizer
 from loong.server.app import create_app
 from loong.server.context import SERVER, Server
+from loong.server.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
 
@@ -58,18 +59,18 @@ class EngineThread:
                     self._ready.set_exception(error)
 
     async def _serve(self) -> None:
-        prepared = await prepare(self._config)
+        prepared, tokenizer = prepare(self._config), await tried_tokenizer(self._config)
         fork_server = worker_fork_server() if self._config.cluster.hosts == "local" else None
         try:
             async with build(prepared, fork_server) as served:
-                await self._until_stopped(served)
+                await self._until_stopped(served, tokenizer)
         finally:
             if fork_server is not None:
                 fork_server.close()
 
-    async def _until_stopped(self, served: Served) -> None:
+    async def _until_stopped(self, served: Served, tokenizer: Tokenizer) -> None:
         running = asyncio.create_task(served.engine.run())
-        app = create_app(served.engine, served.prepared.tokenizer, self._config.server)
+        app = create_app(served.engine, tokenizer, self._config.server)
         app.freeze()
         self._ready.set_result(app[SERVER])
         stopping = asyncio.create_task(self._stop.wait())

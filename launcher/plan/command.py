@@ -68,6 +68,9 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "--num-requests", type=positive, default=1000, metavar="N", help="drawn for the means (%(default)s)"
     )
     parser.add_argument(
+        "--prompts-elsewhere", action="store_true", help="prompts are computed on other devices, not counted"
+    )
+    parser.add_argument(
         "--most-memory-devices", type=positive, default=16, metavar="N", help="in a unit (%(default)s)"
     )
 
@@ -150,6 +153,7 @@ def _demand(args: argparse.Namespace) -> "Demand":
         sum(r.num_prompt_tokens for r in drawn) / len(drawn),
         sum(r.num_output_tokens for r in drawn) / len(drawn),
         rule.tpot * rule.scale,
+        has_prompts=not args.prompts_elsewhere,
     )
 
 

@@ -50,7 +50,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _add_profile_flags(group: argparse._ArgumentGroup) -> None:
-    limits = Limits()
     group.add_argument(
         "--output",
         type=Path,
@@ -66,6 +65,18 @@ def _add_profile_flags(group: argparse._ArgumentGroup) -> None:
         help="duration of the measurement, in seconds, after a round that warms up; each kind of step runs "
         "once in any case, which takes longer on slow machines (%(default)g)",
     )
+    _add_limit_flags(group)
+    group.add_argument(
+        "--start-timeout",
+        type=seconds,
+        default=600.0,
+        metavar="S",
+        help="time limit for each start of a worker, which loads weights (%(default)g)",
+    )
+
+
+def _add_limit_flags(group: argparse._ArgumentGroup) -> None:
+    limits = Limits()
     group.add_argument(
         "--max-chunk-tokens",
         type=token_count,
@@ -93,11 +104,4 @@ def _add_profile_flags(group: argparse._ArgumentGroup) -> None:
         default=limits.max_prompt_seconds,
         metavar="S",
         help="longest prefill time of the requests of a decode step, predicted by the roofline (%(default)g)",
-    )
-    group.add_argument(
-        "--start-timeout",
-        type=seconds,
-        default=600.0,
-        metavar="S",
-        help="time limit for each start of a worker, which loads weights (%(default)g)",
     )

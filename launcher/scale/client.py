@@ -20,6 +20,7 @@ class Instance(msgspec.Struct, frozen=True):
     state: str
     kv_used: int
     kv_capacity: int
+    kind: str = "full"
 
 
 class Size(msgspec.Struct, frozen=True):
@@ -29,14 +30,19 @@ class Size(msgspec.Struct, frozen=True):
     max_instances: int
     is_done: bool
     instances: tuple[Instance, ...]
+    memory_instances: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class OperatedServer:
-    """A server and its admin key. Raises `ConfigError` for a wrong URL."""
+    """A server and its admin key, and one of its engines if there are several.
+
+    Raises `ConfigError` for a wrong URL.
+    """
 
     base_url: str
     admin_key: str
+    engine_id: int | None = None
 
     def __post_init__(self) -> None:
         self._client()
@@ -45,16 +51,21 @@ class OperatedServer:
         """Return the present instances. Raises `ScaleError`."""
         return self._ask("GET", "/admin/instances")
 
-    def scale(self, num_instances: int) -> Size:
-        """Begin the change to a number of instances, and return the present ones. Raises `ScaleError`."""
-        return self._ask("POST", "/admin/scale", {"num_instances": num_instances})
+    def scale(self, num_instances: int, memory_instances: int | None = None) -> Size:
+        """Begin the change to a number of instances, and return the present ones. Raises `ScaleError`.
+
+        That of memory instances stays if it is None.
+        """
+        body = {"num_instances": num_instances, "memory_instances": memory_instances}
+        return self._ask("POST", "/admin/scale", {name: n for name, n in body.items() if n is not None})
 
     def _client(self) -> HTTPClient:
         return HTTPClient(self.base_url, self.admin_key)
 
     def _ask(self, method: str, path: str, body: object = None) -> Size:
+        query = "" if self.engine_id is None else f"?engine={self.engine_id}"
         try:
-            page = self._client().ask(method, path, body)
+            page = self._client().ask(method, path + query, body)
         except UnreachableError as error:
             raise ScaleError(f"{self.base_url} does not answer: {error}") from None
         if not page.is_ok:

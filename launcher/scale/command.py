@@ -7,7 +7,7 @@ from time import monotonic, sleep
 from typing import TYPE_CHECKING
 
 from loong.core.errors import ConfigError
-from loong.launcher.flags import positive
+from loong.launcher.flags import count, positive
 from loong.launcher.keys import ADMIN_KEY_VARIABLE, add_admin_key_flags, admin_key
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ examples:
   export LOONG_ADMIN_API_KEY=...                # as for `loong serve --num-instances 2 --max-instances 4`
   loong scale --num-instances 4                 # two more; returns when all serve
   loong scale --num-instances 1 --no-wait       # the others leave once their requests have gone elsewhere
+  loong scale --num-instances 4 --memory-instances 1  # of several, one memory instance stays
   loong scale                                   # shows the instances
 """
 
@@ -42,10 +43,22 @@ def add_parser(subparsers: "argparse._SubParsersAction[CommandParser]") -> None:
         help="instances that are to serve; those of the highest ids leave (shows the present ones)",
     )
     parser.add_argument(
+        "--memory-instances",
+        type=count,
+        metavar="N",
+        help="memory instances that are to serve (as many as before)",
+    )
+    parser.add_argument(
         "--base-url",
         default="http://localhost:8000",
         metavar="URL",
         help="address of the server (%(default)s)",
+    )
+    parser.add_argument(
+        "--engine",
+        type=int,
+        metavar="I",
+        help="engine whose instances are meant, from 0, on a server with --num-engines",
     )
     add_admin_key_flags(parser)
     parser.add_argument(
@@ -65,11 +78,13 @@ def run(args: argparse.Namespace) -> int:
 
     if (key := admin_key(args)) is None:
         raise ConfigError(f"set ${ADMIN_KEY_VARIABLE} or --admin-key-file, as for `loong serve`")
-    server = OperatedServer(args.base_url.rstrip("/"), key)
+    server = OperatedServer(args.base_url.rstrip("/"), key, args.engine)
+    if args.num_instances is None and args.memory_instances is not None:
+        raise ConfigError("--memory-instances needs --num-instances, which it does not change alone")
     if args.num_instances is None:
         print("\n".join(_lines(server.size())))
         return 0
-    start, size = monotonic(), server.scale(args.num_instances)
+    start, size = monotonic(), server.scale(args.num_instances, args.memory_instances)
     seen: list[str] = []
     try:
         while True:
@@ -95,6 +110,7 @@ def _lines(size: "Size") -> Iterator[str]:
     """Yield a line for each instance, and one for all."""
     for instance in size.instances:
         held = f", {instance.kv_used:,} tokens of KV left" if instance.state == "draining" else ""
-        yield f"instance {instance.id}: {instance.state}{held}"
-    num_serving = sum(instance.state == "serving" for instance in size.instances)
+        name = "memory instance" if instance.kind == "attention" else "instance"
+        yield f"{name} {instance.id}: {instance.state}{held}"
+    num_serving = sum(i.state == "serving" and i.kind == "full" for i in size.instances)
     yield f"instances: {num_serving} serving, {size.num_instances} wanted, {size.max_instances} at most"

@@ -10,9 +10,12 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from socket import socket, socketpair
 
+from aiohttp import web
+from prometheus_client import CollectorRegistry
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from loong.core.errors import ClusterError
@@ -25,8 +28,7 @@ from loong.processes.child_processes import ChildProcess, guarded, how_it_ended,
 from loong.processes.fork_server import ForkServer
 from loong.server.admission import Admission
 from loong.server.api.listen import sibling_sockets
-from loong.server.cluster import Cluster
-from loong.server.cluster_app import create_cluster_app, serve_cluster
+from loong.server.cluster_app import serve_cluster
 from loong.server.remote.connection import ApiConnection
 
 logger = logging.getLogger(__name__)
@@ -140,12 +142,21 @@ class ApiProcesses:
         raise ClusterError(f"API process {number} has failed again and again")
 
 
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """The application that shows the cluster to API processes, and the metrics and admission of all."""
+
+    app: web.Application
+    registry: CollectorRegistry
+    admission: Admission
+
+
 @asynccontextmanager
 async def api_processes(
     make_config: Callable[[str], ApiProcessConfig],
     num_processes: int,
     engine: EngineClient,
-    cluster: Cluster,
+    shown: Shown,
     listener: socket,
     fail: Callable[[BaseException], None],
 ) -> AsyncIterator[Front]:
@@ -160,10 +171,9 @@ async def api_processes(
     ):
         listeners = (listener, *others)
         metrics_folder, path = directory.path, directory.path / "cluster"
-        MultiProcessCollector(cluster.registry, path=str(metrics_folder))  # type: ignore[no-untyped-call]
-        app = create_cluster_app(cluster)
-        runner = await serve_cluster(app, path, shutdown_timeout=LAST_WORDS_SECONDS)
-        processes = ApiProcesses(make_config(str(path)), engine, cluster.admission, listeners, metrics_folder)
+        MultiProcessCollector(shown.registry, path=str(metrics_folder))  # type: ignore[no-untyped-call]
+        runner = await serve_cluster(shown.app, path, shutdown_timeout=LAST_WORDS_SECONDS)
+        processes = ApiProcesses(make_config(str(path)), engine, shown.admission, listeners, metrics_folder)
         try:
             await processes.start(fail)
             yield processes

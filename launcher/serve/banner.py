@@ -41,7 +41,8 @@ def log_call_format(tokenizer: Tokenizer, parser: str | None) -> None:
 def log_banner(config: ServeConfig, limits: EngineLimits, port: int) -> None:
     """Log the capacity and the address of the server."""
     cluster, longest = config.cluster, min(limits.max_model_len, limits.max_request_kv)
-    total = cluster.kv_capacity * cluster.num_instances
+    memory = cluster.memory_numbers
+    total = cluster.kv_capacity * cluster.num_instances + memory.kv_capacity * memory.num_instances
     logger.info(
         "policy %s; KV room for %s tokens on each of %d instances, %s in all; "
         "requests of up to %s tokens, of which %s fit at once; prefix caching %s",
@@ -53,6 +54,18 @@ def log_banner(config: ServeConfig, limits: EngineLimits, port: int) -> None:
         f"{total // longest:,}",
         "on" if config.keeps_prefixes else "off",
     )
+    if memory.num_instances:
+        logger.info(
+            "of these, %s tokens on each of %d memory instances, which attend without weights",
+            f"{memory.kv_capacity:,}",
+            memory.num_instances,
+        )
+    if cluster.windows is not None:
+        logger.info(
+            "layers with a window have KV of %s tokens on each instance, of up to %d long requests at a time",
+            f"{cluster.windows.capacity:,}",
+            cluster.windows.most_requests,
+        )
     if cluster.host_kv_capacity:
         logger.info(
             "KV room for %s more tokens of each in memory of the host", f"{cluster.host_kv_capacity:,}"

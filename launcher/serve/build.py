@@ -3,7 +3,7 @@
 import asyncio
 import gc
 import logging
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,7 +13,8 @@ from time import perf_counter, time
 from msgspec import structs
 
 import loong
-from loong.core.instance import ElasticInstance
+from loong.core.instance import ElasticInstance, InstanceKind
+from loong.core.observer import Observer
 from loong.core.placement import InstanceId
 from loong.engine.engine import Engine
 from loong.engine.loop import Scheduling
@@ -55,6 +56,7 @@ class Served:
     observers: RequestObservers
     scaling: Scaling
     engine: Engine
+    observe: Callable[[Observer], None]
 
 
 @asynccontextmanager
@@ -85,6 +87,7 @@ async def build(prepared: Prepared, fork_server: ForkServer | None) -> AsyncIter
                     last_id,
                     keeps_prefixes=config.keeps_prefixes,
                     least_saved=cluster.least_saved,
+                    windows=cluster.windows,
                 ),
                 observers.timed(prepared.policy),
                 cost_model,
@@ -97,7 +100,7 @@ async def build(prepared: Prepared, fork_server: ForkServer | None) -> AsyncIter
             with kv_events(config.kv_events, scheduling.state.owners) as events:
                 for observer in events:
                     scheduling.observe(observer)
-                yield Served(prepared, executor, observers, scaling, engine)
+                yield Served(prepared, executor, observers, scaling, engine, scheduling.observe)
     if observers.spans is not None:
         await asyncio.to_thread(observers.spans.close)
 
@@ -119,10 +122,13 @@ def _scaling(config: ServeConfig, executor: WorkersExecutor) -> Scaling:
         check_instances(config.policy_name, cluster.first(num_instances))
 
     def limit_of(instance_ids: Iterable[InstanceId]) -> int:
-        return kind.max_request_tokens(dict.fromkeys(instance_ids, cluster.kv_capacity))
+        pools = {i: cluster.kv_capacity_of(i) for i in instance_ids}
+        memory = {i: n for i, n in pools.items() if cluster.kind_of(i) is InstanceKind.ATTENTION}
+        own = kind.limit_of({i: n for i, n in pools.items() if i not in memory}, memory)
+        return own + (config.policy.max_loan or 0)
 
-    numbers = cluster.num_instances, cluster.world_size
-    return Scaling(executor.members, *numbers, cluster.kv_capacity, check, limit_of)
+    numbers = cluster.num_instances, cluster.most_instances
+    return Scaling(executor.members, *numbers, cluster.kv_capacity, check, limit_of, cluster.memory_numbers)
 
 
 def _setting(
@@ -139,4 +145,5 @@ def _setting(
         is_recalibrated=config.is_recalibrated,
         last_id=last_id,
         keeps_prefixes=config.keeps_prefixes,
+        windows=config.cluster.windows,
     )

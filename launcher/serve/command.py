@@ -10,10 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import loong
 from loong.core.errors import ConfigError
-from loong.launcher.cluster_flags import add_instance_flags, add_model_flags, chosen_cluster, with_host_tier
+from loong.launcher.cluster_flags import (
+    add_instance_flags,
+    add_model_flags,
+    chosen_cluster,
+    with_host_tier,
+)
 from loong.launcher.config_flags import FieldFlag, add_field_flags, field_values
 from loong.launcher.flags import (
     add_host_tier_flag,
+    add_memory_instance_flags,
     add_prefix_caching_flag,
     or_auto,
     port,
@@ -31,7 +37,9 @@ from loong.launcher.keys import (
 )
 from loong.launcher.other_servers import WHAT_IT_DOES, hint_of_serve
 from loong.launcher.policy_flags import POLICY_NAMES, add_policy_flags, policy_config, policy_name
-from loong.processes.logs import FORMATS, queued_log
+from loong.launcher.serve.record_flags import add_record_flags
+from loong.launcher.window_flag import add_window_flag
+from loong.processes.logs import queued_log
 from loong.runs.outputs import make_folder
 from loong.scheduler.policy import policy_kind
 from loong.server.settings import ServerSettings
@@ -84,15 +92,17 @@ def add_parser(subparsers: "argparse._SubParsersAction[CommandParser]") -> None:
     _add_model_flags(parser.add_argument_group("model"))
     cluster = parser.add_argument_group("cluster")
     add_instance_flags(cluster)
+    add_window_flag(cluster, "on CPUs, with --policy esp")
     cluster.add_argument(
         "--max-instances",
         type=positive,
         metavar="N",
         help="most instances that `loong scale` can ask for (as many as at the start)",
     )
+    add_memory_instance_flags(cluster, "as many as fit into a GPU; on CPUs as many as on others")
     _add_scheduling_flags(parser.add_argument_group("scheduling"))
     server = parser.add_argument_group("server")
-    for add in (_add_server_flags, _add_record_flags, _add_timeout_flags, _add_fault_flag):
+    for add in (_add_server_flags, add_record_flags, _add_timeout_flags, _add_fault_flag):
         add(server)
 
 
@@ -110,7 +120,7 @@ def _serve(args: argparse.Namespace) -> int:
     logger.info("%s", reported_choices(args.chosen))
     if args.allow_fault_injection:
         logger.warning("clients may kill and stop workers: --allow-fault-injection is on")
-    with _fork_server(args.hosts) as fork_server:  # imports while this process does
+    with _fork_server(args) as fork_server:  # imports while this process does
         from loong.model.sources.source import check_name
         from loong.server.api.listen import bound_socket
 
@@ -121,6 +131,10 @@ def _serve(args: argparse.Namespace) -> int:
             config = serve_config(args)
             warn_of_strangers(args, config.server.api_keys)
             logger.info("found %s and sized its KV in %.1f s", config.cluster.model, perf_counter() - start)
+            if config.num_engines > 1:
+                from loong.launcher.serve.several_engines import serve_engines_until_stopped
+
+                return serve_engines_until_stopped(config, listener)
             return serve_until_stopped(config, listener, fork_server)
 
 
@@ -139,9 +153,9 @@ def warn_of_strangers(args: argparse.Namespace, api_keys: Sequence[str]) -> None
 
 
 @contextmanager
-def _fork_server(hosts: str) -> Iterator["ForkServer | None"]:
-    """Start what starts workers on this host, and end it with the context."""
-    if hosts != "local":
+def _fork_server(args: argparse.Namespace) -> Iterator["ForkServer | None"]:
+    """Start what starts workers on this host, and end it with the context. Several engines have their own."""
+    if args.hosts != "local" or args.num_engines > 1:
         yield None
         return
     from loong.launcher.cluster.worker_fork_server import worker_fork_server  # `--help` can do without it
@@ -254,7 +268,19 @@ def _add_server_flags(group: argparse._ArgumentGroup) -> None:
         type=positive,
         default=1,
         metavar="N",
-        help="processes that answer clients on one port; 1: the engine's own (%(default)s)",
+        help="processes that answer clients on one port; 1: the server's own (%(default)s)",
+    )
+    group.add_argument(
+        "--num-engines",
+        type=positive,
+        default=1,
+        metavar="N",
+        help="processes that plan, each for a share of the instances; 1: the server's own (%(default)s)",
+    )
+    group.add_argument(
+        "--lend",
+        action="store_true",
+        help="let engines lend each other room for KV, with --num-engines (off)",
     )
     add_field_flags(group, ServerSettings, _BOUNDS)
 
@@ -264,47 +290,6 @@ def _add_fault_flag(group: argparse._ArgumentGroup) -> None:
         "--allow-fault-injection",
         action="store_true",
         help="let clients kill and stop workers through POST /admin/faults, for `loong chaos` (off)",
-    )
-
-
-def _add_record_flags(group: argparse._ArgumentGroup) -> None:
-    """Add the flags for logs, traces and recordings."""
-    group.add_argument(
-        "--otlp-traces-endpoint",
-        metavar="URL",
-        help="collector for OpenTelemetry spans, such as http://localhost:4318/v1/traces (none)",
-    )
-    group.add_argument(
-        "--log-format", choices=FORMATS, default="text", help="format of the log (%(default)s)"
-    )
-    group.add_argument(
-        "--decision-log",
-        type=Path,
-        metavar="FILE",
-        help="append all plans and their reasons to this file, for `loong explain`",
-    )
-    group.add_argument(
-        "--event-log",
-        type=Path,
-        metavar="FILE",
-        help="write all events and plans to this file, for `loong simulate --replay`",
-    )
-    group.add_argument(
-        "--event-log-prompts",
-        action="store_true",
-        help="record token ids of prompts in --event-log (only their number)",
-    )
-    group.add_argument(
-        "--kv-events-config",
-        metavar="JSON",
-        help="publish what the prefix cache stores and removes over ZeroMQ, for routers: an object with the "
-        'names of vLLM, such as \'{"endpoint": "tcp://*:5557"}\' (none)',
-    )
-    group.add_argument(
-        "--trace-dir",
-        type=Path,
-        metavar="DIR",
-        help="folder for traces of workers, which POST /start_profile and /stop_profile write (off)",
     )
 
 
@@ -367,6 +352,8 @@ def serve_config(args: argparse.Namespace) -> "ServeConfig":
         trace_dir=args.trace_dir,
         otlp_traces_endpoint=args.otlp_traces_endpoint,
         num_api_servers=args.api_server_count,
+        num_engines=args.num_engines,
+        lends=args.lend,
         log_format=args.log_format,
         allows_faults=args.allow_fault_injection,
         keeps_prefixes=keeps_prefixes,

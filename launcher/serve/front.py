@@ -9,7 +9,6 @@ from aiohttp import web
 
 from loong.server.admission import Admission
 from loong.server.api.listen import serve, stop_listening
-from loong.server.cluster import CLUSTER
 from loong.server.context import SERVER
 
 LAST_WORDS_SECONDS = 2.0  # for streams that are cut off to report it
@@ -33,15 +32,11 @@ class Front(Protocol):
 
 
 class LocalFrontend:
-    """An application in this process."""
+    """An application in this process, with its `admission`."""
 
-    def __init__(self, runner: web.AppRunner) -> None:
+    def __init__(self, runner: web.AppRunner, admission: Admission) -> None:
+        self.admission = admission
         self._runner = runner
-
-    @property
-    def admission(self) -> Admission:
-        """Return the requests in flight and their bounds."""
-        return self._runner.app[CLUSTER].admission
 
     def report_limits(self) -> None:
         """Do nothing, because handlers ask the engine."""
@@ -52,11 +47,11 @@ class LocalFrontend:
 
 
 @asynccontextmanager
-async def front_here(app: web.Application, listener: socket) -> AsyncIterator[Front]:
+async def front_here(app: web.Application, admission: Admission, listener: socket) -> AsyncIterator[Front]:
     """Serve an application while the context lasts, and until its last messages are sent."""
     runner = await serve(app, listener, shutdown_timeout=LAST_WORDS_SECONDS)
     app[SERVER].grammars.start_ahead()
     try:
-        yield LocalFrontend(runner)
+        yield LocalFrontend(runner, admission)
     finally:
         await runner.cleanup()

@@ -13,25 +13,25 @@ from loong.server.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """The parts of a server that need no worker. Plans begin with the cost model `prior`."""
+    """The parts of an engine that need no worker. Plans begin with the cost model `prior`."""
 
     config: ServeConfig
     limits: EngineLimits
     policy: Policy
     prior: WorkCostModel
-    tokenizer: Tokenizer
 
 
-async def prepare(config: ServeConfig) -> Prepared:
-    """Return the parts that need no worker. Raises `ConfigError` if the server could not work with them."""
+def prepare(config: ServeConfig) -> Prepared:
+    """Return the parts that need no worker. Raises `ConfigError` if the engine could not work with them."""
     limits = engine_limits(config)
     policy = make_policy(config.policy_name, config.policy)
     prior = served_cost_model(config, limits)
     config.logs.check()
-    return Prepared(config, limits, policy, prior, await _tokenizer(config))
+    return Prepared(config, limits, policy, prior)
 
 
-async def _tokenizer(config: ServeConfig) -> Tokenizer:
+async def tried_tokenizer(config: ServeConfig) -> Tokenizer:
+    """Return the tokenizer of those that answer clients. Raises `ConfigError` if a template cannot work."""
     tokenizer = Tokenizer.from_folder(config.tokenizer_folder, config.model.eos_token_ids)
     tokenizer.make_ahead()
     await try_templates({tokenizer.chat_template, tokenizer.tool_template})

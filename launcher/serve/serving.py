@@ -1,4 +1,4 @@
-"""A server from its start to its last request."""
+"""A server with its engine in this process, from its start to its last request."""
 
 import asyncio
 import logging
@@ -15,13 +15,14 @@ from loong.launcher.serve.build import Served, build
 from loong.launcher.serve.chosen_front import front_of
 from loong.launcher.serve.config import ServeConfig
 from loong.launcher.serve.front import Front
-from loong.launcher.serve.prepare import prepare
+from loong.launcher.serve.prepare import prepare, tried_tokenizer
 from loong.launcher.serve.state_dump import StateDump
 from loong.launcher.serve.status_line import log_status
 from loong.launcher.serve.stop_signals import StopSignals
 from loong.processes.fork_server import ForkServer
 from loong.processes.stacks import stacks_on_request
 from loong.server.api.listen import allow_many_connections
+from loong.server.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -44,23 +45,23 @@ def serve_until_stopped(config: ServeConfig, listener: socket, fork_server: Fork
 async def _serve(config: ServeConfig, listener: socket, fork_server: ForkServer | None) -> int:
     dump = StateDump()
     with stacks_on_request("the engine's process", dump.request):
-        prepared = await prepare(config)
+        prepared, tokenizer = prepare(config), await tried_tokenizer(config)
         allow_many_connections()
         signals = StopSignals()
         log_missing_grammars()
         async with build(prepared, fork_server) as served:
             dump.snapshot = served.engine.snapshot
-            code = await _run(served, listener, signals)
+            code = await _run(served, tokenizer, listener, signals)
         logger.info("stopped")
         return code
 
 
-async def _run(served: Served, listener: socket, signals: StopSignals) -> int:
+async def _run(served: Served, tokenizer: Tokenizer, listener: socket, signals: StopSignals) -> int:
     """Run the engine and answer clients until a signal or a failure. Return the exit code."""
     engine, executor, scaling = served.engine, served.executor, served.scaling
     running = asyncio.create_task(engine.run())
     signals.num_heeded = 1  # the first of several API processes takes requests while others start
-    async with front_of(served, listener) as front:
+    async with front_of(served, tokenizer, listener) as front:
         signals.num_heeded = 2
         scaling.report_limit = front.report_limits
         front.report_limits()  # it may have changed while API processes started
@@ -70,8 +71,8 @@ async def _run(served: Served, listener: socket, signals: StopSignals) -> int:
             if is_installed():
                 executor.calls.prepare_first_grammars(FIRST_GRAMMARS)
             running.add_done_callback(lambda _: front.admission.stop())
-            await _until_over(running, signals)
-            code = await _drain(served.prepared.config, front, signals)
+            await until_over(running, signals)
+            code = await drain(served.prepared.config, front, signals)
         finally:
             status.cancel()
             executor.post(Drained())
@@ -79,9 +80,9 @@ async def _run(served: Served, listener: socket, signals: StopSignals) -> int:
     return 1 if running.exception() is not None else code
 
 
-async def _until_over(running: asyncio.Task[None], signals: StopSignals) -> None:
-    """Wait for a signal or the engine's failure, whichever is first."""
-    running.add_done_callback(_log_failure)
+async def until_over(running: asyncio.Task[None], signals: StopSignals) -> None:
+    """Wait for a signal or the failure of what runs, whichever is first."""
+    running.add_done_callback(log_failure)
     asked_to_stop = asyncio.create_task(signals.first.wait())
     await asyncio.wait([running, asked_to_stop], return_when=asyncio.FIRST_COMPLETED)
     if running.done():
@@ -89,7 +90,7 @@ async def _until_over(running: asyncio.Task[None], signals: StopSignals) -> None
         await asyncio.wait([asked_to_stop], timeout=FAILURE_GRACE_SECONDS)
 
 
-async def _drain(config: ServeConfig, front: Front, signals: StopSignals) -> int:
+async def drain(config: ServeConfig, front: Front, signals: StopSignals) -> int:
     """Refuse new connections and requests, and let open ones finish, for a while.
 
     The requests left then fail.
@@ -110,7 +111,8 @@ async def _drain(config: ServeConfig, front: Front, signals: StopSignals) -> int
     return 0
 
 
-def _log_failure(running: asyncio.Task[None]) -> None:
+def log_failure(running: asyncio.Task[None]) -> None:
+    """Log why an engine has failed, if it has."""
     error = None if running.cancelled() else running.exception()
     if isinstance(error, ClusterError):
         logger.error("the engine failed: %s", error)

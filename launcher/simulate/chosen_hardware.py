@@ -2,8 +2,10 @@
 
 import argparse
 
+from loong.core.window_memory import WindowMemory
 from loong.hardware.cost_model_file import read_cost_model
 from loong.hardware.model_shape import shape_of
+from loong.launcher.window_flag import WindowLayers, window_memory
 from loong.model.shapes import find_config
 from loong.scheduler.cost.roofline import ModelShape
 from loong.simulation.cluster import Hardware
@@ -36,5 +38,18 @@ def chosen_hardware(args: argparse.Namespace) -> tuple[str, Hardware]:
         measured,
         args.num_hosts,
         args.host_kv_tokens,
+        args.memory_instances,
+        args.memory_kv_tokens,
+        args.memory_device,
+        _window_memory(args, shape),
     )
     return model, hardware
+
+
+def _window_memory(args: argparse.Namespace, shape: ModelShape) -> WindowMemory | None:
+    """Return the memory of layers with a window, or None if they have as much as others."""
+    if args.window_kv_tokens is None:
+        return None
+    layers = WindowLayers(shape.num_layers, shape.num_window_layers, shape.window)
+    num_batched_tokens = args.num_instances * args.max_num_batched_tokens
+    return window_memory(args.window_kv_tokens, layers, args.policy or ("esp",), num_batched_tokens)

@@ -98,9 +98,10 @@ def _config(args: argparse.Namespace) -> SimulateConfig:
         rates = (pace.request_rate,)
     model, hardware = chosen_hardware(args)
     is_chosen = not rates and args.goodput is None
+    is_compared = is_chosen and hardware.windows is None  # which other policies do without
     config = SimulateConfig(
         model=model,
-        policies=args.policy or (compared_policies(hardware.num_instances) if is_chosen else ("esp",)),
+        policies=args.policy or (compared_policies(hardware.num_instances) if is_compared else ("esp",)),
         rules=_rules(args.slo or [DEFAULT_SLO], args.slo_scale, args.workload),
         rates=rates,
         hardware=hardware,

@@ -9,6 +9,7 @@ from loong.launcher.config_flags import FieldFlag, add_field_flags
 from loong.launcher.flags import (
     add_class_flag,
     add_goal_flags,
+    add_memory_instance_flags,
     add_output_flags,
     add_workload_flags,
     or_auto,
@@ -20,6 +21,7 @@ from loong.launcher.flags import (
 )
 from loong.launcher.policy_flags import COMPARED_WORDS, policy_names
 from loong.launcher.simulate.chosen_hardware import DEFAULT_DEVICE, DEFAULT_MODEL
+from loong.launcher.window_flag import add_window_flag
 from loong.model.shapes import SHAPES
 from loong.simulation.config import DEFAULT_DURATION, MIN_REQUESTS, Host
 from loong.workloads.metrics.slo import RULE_NAMES
@@ -38,6 +40,20 @@ HOST_FLAGS = (
 
 def add_cluster_flags(group: argparse._ArgumentGroup) -> None:
     """Add the flags for the simulated cluster and its speed."""
+    _add_model_flags(group)
+    _add_instance_flags(group)
+    group.add_argument(
+        "--cost-model",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="cost model of `loong profile`, one for each --tensor-parallel-size (the device's roofline)",
+    )
+    add_field_flags(group, Host, HOST_FLAGS)
+
+
+def _add_model_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--policy",
         type=policy_names,
@@ -51,6 +67,9 @@ def add_cluster_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--device", help=f"device to simulate: {', '.join(DEVICES)} (the cost model's, or {DEFAULT_DEVICE})"
     )
+
+
+def _add_instance_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--num-instances",
         "--instances",
@@ -79,6 +98,9 @@ def add_cluster_flags(group: argparse._ArgumentGroup) -> None:
         metavar="N",
         help=f"tokens of KV on each instance (auto: as many as fit, on CPUs at most {MAX_AUTO_TOKENS})",
     )
+    add_window_flag(group, "with --policy esp, on any device, though `loong serve` does so on CPUs alone")
+    add_memory_instance_flags(group, "as many as fit")
+    group.add_argument("--memory-device", help="device of memory instances (the same)")
     group.add_argument(
         "--host-kv-tokens",
         type=token_count,
@@ -86,15 +108,6 @@ def add_cluster_flags(group: argparse._ArgumentGroup) -> None:
         metavar="N",
         help="tokens of KV that each instance also has in memory of its host (none)",
     )
-    group.add_argument(
-        "--cost-model",
-        type=Path,
-        action="append",
-        default=[],
-        metavar="FILE",
-        help="cost model of `loong profile`, one for each --tensor-parallel-size (the device's roofline)",
-    )
-    add_field_flags(group, Host, HOST_FLAGS)
 
 
 def add_load_flags(group: argparse._ArgumentGroup) -> None:

@@ -16,7 +16,7 @@ from loong.runs.goodput import Goodput
 from loong.runs.report.report import report_folder
 from loong.runs.report.report_words import print_end
 from loong.runs.run import RunKey
-from loong.runs.run_document import document_head, goodput_json, write_document
+from loong.runs.run_document import document_head, goodput_json, pareto_json, write_document
 from loong.runs.run_folder import run_folder
 from loong.server.metrics.trace import chrome_trace
 from loong.simulation.config import SimulateConfig
@@ -108,6 +108,7 @@ def _report(folder: Path, config: SimulateConfig, command: str, found: _Found, w
     document: dict[str, JSON] = {
         **document_head("simulate", command, configuration_json(config), config.rules, config.goal),
         "goodput": goodput_json(goodputs, is_per_class=config.is_per_class),
+        "pareto": _pareto_json(config, results),
         "wall_seconds": wall_seconds,
         "missing_runs": [*missing],
     }
@@ -135,7 +136,19 @@ def _print_tables(
         if shown:
             blocks.append(run_tables.attainment_by_length(shown))
         blocks.append(run_tables.goodput(of_policies, config.goal, is_per_class=config.is_per_class))
+        if (curves := run_tables.curves_of_runs(of_rule)).points:
+            blocks.append(run_tables.pareto(curves))
         print("\n\n".join(blocks), end="\n\n")
+
+
+def _pareto_json(config: SimulateConfig, results: Sequence[PointResult]) -> list[JSON]:
+    return [
+        point
+        for rule in config.rules
+        for point in pareto_json(
+            run_tables.curves_of_runs([result for result in results if result.asked.rule == rule]), rule
+        )
+    ]
 
 
 def _write_files(

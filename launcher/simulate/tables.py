@@ -21,6 +21,14 @@ def heading(config: SimulateConfig) -> str:
     if not hardware.measured:
         origin = "times from its roofline, nothing was measured"
     spread = f" over {hardware.num_hosts} hosts" if hardware.num_hosts > 1 else ""
+    if hardware.memory_instances:
+        memory_device = hardware.memory_device or hardware.device
+        spread += f" and {hardware.memory_instances} memory instances on {memory_device}"
+    if (windows := hardware.windows) is not None:
+        spread += (
+            f", with KV of {windows.capacity:,} tokens on each in layers with a window, "
+            f"of up to {windows.most_requests} long requests at a time"
+        )
     hypothetical = [policy for policy in config.policies if hardware.assumes_more_service(policy)]
     return (
         f"Simulated: {config.model} on {hardware.num_instances} instances of {hardware.tp_size} x "

@@ -4,8 +4,8 @@ Every instance derives what it sends and receives from the same plan and the sam
 a transfer agree on its size and order without a message.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Protocol
 
@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from loong.core.attention_tasks import attention_tasks
+from loong.core.kv_layout import KVLayout
 from loong.core.placement import InstanceId, OwnerId, Placement
 from loong.core.plan import BatchPlan, QueryBlock, Transfer
-from loong.core.positions import coalesce, joining
+from loong.core.positions import at_or_after, coalesce, joining
 from loong.core.request import RequestId
 
 
@@ -36,10 +37,19 @@ class KVStore(Protocol):
         """Return the rows [S, ...] of KV of all slots of a layer, on the device."""
         ...
 
+    def of_window(self, window: int | None) -> "KVStore":
+        """Return the same with the slots of layers with a window; None: those without."""
+        ...
+
+    @property
+    def layout(self) -> KVLayout:
+        """Return the layout of rows, and the windows of layers."""
+        ...
+
 
 @dataclass(frozen=True)
 class AttentionStep:
-    """A step of a batch on one instance.
+    """A step of a batch on one instance, as layers with a `window` see it; None: those without.
 
     `placements` is the KV before the step. `store` already has slots for the KV that the step writes here.
     What requests share is read once if that saves reading `least_saved` keys; None: never.
@@ -50,11 +60,31 @@ class AttentionStep:
     placements: Mapping[RequestId, Placement]
     store: KVStore
     least_saved: int | None = 1
+    window: int | None = None
+
+    def by_window(self) -> "Mapping[int | None, AttentionStep]":
+        """Return the step as each kind of layers sees it. Those with a window read nothing together."""
+        return {
+            window: self
+            if window is None
+            else replace(self, window=window, least_saved=None, store=self.store.of_window(window))
+            for window in self.store.layout.windows
+        }
+
+    def micro_batches(self) -> "tuple[AttentionStep, ...]":
+        """Return the parts of the step that alternate, which are the step itself if it has one."""
+        parts = self.batch.micro_batches
+        return (self,) if len(parts) == 1 else tuple(replace(self, batch=part) for part in parts)
 
     @cached_property
     def blocks(self) -> tuple[QueryBlock, ...]:
         """The blocks whose master is this instance. Their tokens, in order, are the rows of the step."""
         return tuple(block for block in self.batch.queries if block.master_id == self.instance_id)
+
+    @property
+    def stored_blocks(self) -> Sequence[QueryBlock]:
+        """Those of `blocks` whose new KV this instance makes and stores, if queries travel."""
+        return self.blocks
 
     @cached_property
     def holder_ids(self) -> tuple[InstanceId, ...]:
@@ -78,7 +108,7 @@ class AttentionStep:
 
     @cached_property
     def _meetings(self) -> frozenset[tuple[QueryBlock, InstanceId]]:
-        tasks = attention_tasks(self.batch, self.placements)
+        tasks = attention_tasks(self.batch, self.placements, self.window)
         return frozenset((task.block, task.segment.instance_id) for task in tasks)
 
     def meets(self, block: QueryBlock, instance_id: InstanceId) -> bool:
@@ -104,7 +134,15 @@ class AttentionStep:
         return tuple(self._kv[request_id].get(source_id, ()))
 
     def keys_of(self, request_id: RequestId) -> tuple[range, ...]:
-        """Return the positions whose KV this instance has in this step, in as few ranges as possible."""
+        """Return the positions whose KV this instance has in this step and some query of the request may see,
+        in as few ranges as possible.
+        """
+        if self.window is None:
+            return self._all_keys_of(request_id)
+        first = min(block.positions[0] for block in self.batch.blocks_of(request_id))
+        return within(self.window, first, self._all_keys_of(request_id))
+
+    def _all_keys_of(self, request_id: RequestId) -> tuple[range, ...]:
         blocks = self.batch.blocks_of(request_id)
         if len(blocks) > 1 or len(blocks[0].positions) > 1:
             return coalesce(self.kv_on(self.instance_id, request_id))
@@ -128,6 +166,13 @@ class AttentionStep:
     def slots(self, request_id: RequestId, positions: Iterable[range]) -> Tensor:
         """Return this instance's slots [n] int64 of several ranges, one range after the other."""
         return concatenate(self.store.slots(request_id, p) for p in positions)
+
+
+def within(window: int | None, first_query: int, kv: tuple[range, ...]) -> tuple[range, ...]:
+    """Return those positions of KV that queries from `first_query` on may see."""
+    if window is None:
+        return kv
+    return tuple(filter(None, at_or_after(kv, first_query - window + 1)))
 
 
 def consecutive_slices(sizes: Iterable[int]) -> Iterator[slice]:

@@ -1,18 +1,24 @@
 """Attention of query blocks over KV on this device, as calls of the device's kernels."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import zip_longest
 
 from loong.core.plan import QueryBlock
+from loong.core.positions import at_or_after
 from loong.kernels.attend_task import AttendTask
 from loong.model.device import AttendTable, Device
 
 
-def tasks_of(block: QueryBlock, query_row: int, key_row: int, kv: Iterable[range]) -> tuple[AttendTask, ...]:
+def tasks_of(
+    block: QueryBlock, query_row: int, key_row: int, kv: Iterable[range], window: int | None = None
+) -> tuple[AttendTask, ...]:
     """Return the tasks of a block over KV at `kv`, whose rows follow each other from `key_row`.
 
-    Adjoining keys that every query sees make one task.
+    Adjoining keys that every query sees make one task. With a `window`, tasks keep true positions, and have
+    no keys before the window of the first query.
     """
+    if window is not None:
+        return tuple(_tasks_within(block, query_row, key_row, kv, window))
     tasks: list[AttendTask] = []
     num_queries, full_until = len(block.positions), -1
     for positions in kv:
@@ -32,10 +38,23 @@ def tasks_of(block: QueryBlock, query_row: int, key_row: int, kv: Iterable[range
     return tuple(tasks)
 
 
-def tables_of(tasks: Iterable[Sequence[AttendTask]], device: Device) -> tuple[AttendTable, ...]:
+def _tasks_within(
+    block: QueryBlock, query_row: int, key_row: int, kv: Iterable[range], window: int
+) -> Iterator[AttendTask]:
+    for positions in kv:
+        (seen,) = at_or_after((positions,), block.positions[0] - window + 1)
+        if seen and seen[0] <= block.positions[-1]:
+            first_row = key_row + len(positions) - len(seen)
+            yield AttendTask.causal(query_row, block.positions, first_row, seen)
+        key_row += len(positions)
+
+
+def tables_of(
+    tasks: Iterable[Sequence[AttendTask]], device: Device, window: int | None = None
+) -> tuple[AttendTable, ...]:
     """Return tables with the tasks of several blocks, as few as possible: no query is twice in one table."""
-    rounds = zip_longest(*tasks)
-    return tuple(device.table(joined([t for t in tasks_now if t is not None])) for tasks_now in rounds)
+    rounds = ([task for task in tasks_now if task is not None] for tasks_now in zip_longest(*tasks))
+    return tuple(device.table(joined(tasks_now), window) for tasks_now in rounds)
 
 
 def joined(tasks: Iterable[AttendTask]) -> list[AttendTask]:

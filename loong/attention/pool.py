@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from loong.attention.attention_step import AttentionStep, concatenate
+from loong.attention.attention_step import AttentionStep, concatenate, within
 from loong.attention.local import tables_of, tasks_of
 from loong.attention.shared import readers_of, shared_table
 from loong.core.plan import QueryBlock
@@ -119,7 +119,7 @@ def pool_attention(
     listed once for all of these.
     """
     blocks = tuple(blocks)
-    readers = readers_of(step, blocks)
+    readers = readers_of(step, [block for block, _ in blocks], (step.instance_id,))
     single_rows: list[int] = []
     single_slots: list[Tensor] = []
     slots: list[Tensor] = []
@@ -132,15 +132,17 @@ def pool_attention(
             continue
         if len(block.positions) == 1 and all(p[-1] <= block.positions[0] for p in kv if p):
             single_rows.append(row)
-            single_slots.append(step.slots(request_id, kv))
+            its_kv = within(step.window, block.positions[0], kv)
+            single_slots.append(step.slots(request_id, its_kv))
             continue
         if request_id not in first_keys:
             first_keys[request_id] = num_slots
             slots.append(step.slots(request_id, kv))
             num_slots += len(slots[-1])
-        tasks.append(tasks_of(block, row, first_keys[request_id], kv))
+        tasks.append(tasks_of(block, row, first_keys[request_id], kv, step.window))
         num_queries += len(block.positions)
-    shared = shared_table(step, readers, blocks, device)
+    shared_slots = concatenate(step.store.slots(*listed) for listed in readers.listed)
+    shared = shared_table(readers, blocks, shared_slots, device)
     if not (single_rows or tasks) and shared is None:
         return None
     singles = None
@@ -148,7 +150,7 @@ def pool_attention(
         lists = SlotLists(*map(device.upload, SlotLists.of(single_slots)))
         singles = Singles(device.upload(torch.tensor(single_rows)), lists)
     keys = _keys(concatenate(slots), num_queries, device)
-    return PoolAttention(singles, keys, tables_of(tasks, device), shared)
+    return PoolAttention(singles, keys, tables_of(tasks, device, step.window), shared)
 
 
 def _keys(slots: Tensor, num_queries: int, device: Device) -> Keys:

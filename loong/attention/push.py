@@ -41,32 +41,36 @@ class IncomingPushes:
     """The KV of a step that a holder outside the group stores, by the instance that makes it."""
 
     def __init__(self, step: AttentionStep, members: Exchanging, device: Device) -> None:
-        slots: dict[InstanceId, list[Tensor]] = {}
-        for push in step.batch.pushes:
-            if push.segment.instance_id == step.instance_id:
-                its_slots = step.slots(push.block.request_id, (push.segment.positions,))
-                slots.setdefault(push.block.master_id, []).append(its_slots)
-        self._slots: Mapping[InstanceId, Tensor] = {
-            source_id: device.upload(concatenate(pieces)) for source_id, pieces in slots.items()
-        }
+        self._slots = {window: _incoming_slots(its, device) for window, its in step.by_window().items()}
         self._members, self._device = members, device
 
     @property
     def is_empty(self) -> bool:
         """Return whether the holder receives no KV."""
-        return not self._slots
+        return not any(self._slots.values())
 
-    def store(self, pool: Tensor) -> None:
-        """Wait for the new KV of a layer, and write it into a layer of the pool [S, ...]."""
-        incoming = {i: pool.new_empty(len(slots), *pool.shape[1:]) for i, slots in self._slots.items()}
+    def store(self, pool: Tensor, window: int | None = None) -> None:
+        """Wait for the new KV of a layer with that window, and write it into the layer's pool [S, ...]."""
+        slots_of = self._slots[window]
+        incoming = {i: pool.new_empty(len(slots), *pool.shape[1:]) for i, slots in slots_of.items()}
         self._members.exchange({}, incoming, Channel.RING).wait()
         for source_id, kv in incoming.items():
-            self._device.copy_rows(kv, pool, source_rows=None, target_rows=self._slots[source_id])
+            self._device.copy_rows(kv, pool, source_rows=None, target_rows=slots_of[source_id])
 
     def confirm(self) -> None:
         """Confirm to the senders that all KV is stored."""
         done = torch.ones(1, dtype=torch.int64)
-        self._members.exchange(dict.fromkeys(self._slots, done), {}, Channel.CONTROL).wait()
+        source_ids = next(iter(self._slots.values()))
+        self._members.exchange(dict.fromkeys(source_ids, done), {}, Channel.CONTROL).wait()
+
+
+def _incoming_slots(step: AttentionStep, device: Device) -> Mapping[InstanceId, Tensor]:
+    slots: dict[InstanceId, list[Tensor]] = {}
+    for push in step.batch.pushes:
+        if push.segment.instance_id == step.instance_id:
+            its_slots = step.slots(push.block.request_id, (push.segment.positions,))
+            slots.setdefault(push.block.master_id, []).append(its_slots)
+    return {source_id: device.upload(concatenate(pieces)) for source_id, pieces in slots.items()}
 
 
 def await_stored(batch: Exchanging, plan: BatchPlan, instance_id: InstanceId) -> None:

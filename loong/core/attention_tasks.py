@@ -29,21 +29,28 @@ def fresh_segments(batch: BatchPlan, request_id: RequestId) -> tuple[KVSegment, 
     )
 
 
-def attention_tasks(batch: BatchPlan, placements: Mapping[RequestId, Placement]) -> Iterator[AttentionTask]:
+def attention_tasks(
+    batch: BatchPlan, placements: Mapping[RequestId, Placement], window: int | None = None
+) -> Iterator[AttentionTask]:
     """Return all attention of one step, except pairs that the mask removes entirely.
 
     `placements` is the KV before the step. KV that travels is attended at the block's master, KV that stays
-    is attended where it is.
+    is attended where it is. In layers with a window, queries see that many positions, their own among them.
     """
     for request_id in batch.request_ids:
         history = placements[request_id].segments
         fresh = fresh_segments(batch, request_id)
         for block in batch.blocks_of(request_id):
             for segment in (*history, *fresh):
-                if segment.positions[0] <= block.positions[-1]:
+                if sees(block.positions, segment.positions, window):
                     moves_kv = block.transfer is Transfer.KV
                     where = block.master_id if moves_kv else segment.instance_id
                     yield AttentionTask(block, segment, where)
+
+
+def sees(queries: range, keys: range, window: int | None) -> bool:
+    """Return whether a query may see a key, by the first and last of each and a layer's window."""
+    return keys[0] <= queries[-1] and (window is None or keys[-1] > queries[0] - window)
 
 
 def num_retained_tokens(batch: BatchPlan) -> int:

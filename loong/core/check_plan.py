@@ -21,6 +21,7 @@ from loong.core.rules.change_rules import (
     check_migrations,
     check_preemptions,
     check_room,
+    check_window_room,
 )
 from loong.core.rules.copy_rules import check_copies, check_owner_evictions
 from loong.core.snapshot import Snapshot
@@ -42,6 +43,7 @@ RULES = (
     check_lease_ends,
     check_lease_extensions,
     check_room,
+    check_window_room,
 )
 
 

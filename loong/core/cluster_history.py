@@ -40,7 +40,7 @@ class BatchSlice:
 
 @dataclass(frozen=True, slots=True)
 class KVMove:
-    """A migration that has ended; times are the executor's."""
+    """A migration that has ended; times are the executor's. A copy leaves its source as it is."""
 
     migration_id: int
     request_id: RequestId
@@ -50,6 +50,7 @@ class KVMove:
     started_at: float
     ended_at: float
     is_committed: bool
+    is_copy: bool = False
 
 
 class ChangeKind(StrEnum):
@@ -59,11 +60,13 @@ class ChangeKind(StrEnum):
     JOINED = "joined"
     DRAINING = "draining"
     LEFT = "left"
+    LENT = "lent"
+    RETURNED = "returned"
 
 
 @dataclass(frozen=True, slots=True)
 class InstanceChange:
-    """An instance was lost, joined, began to drain or left, at a time of the executor.
+    """An instance was lost, joined, began to drain or left, or lent room or has it again.
 
     `reason` says why it was lost.
     """

@@ -14,6 +14,7 @@ class DecisionKind(StrEnum):
     DEFER = "defer"  # requests that run after others
     DOP = "dop"  # the number of instances of a group
     MIGRATE = "migrate"  # KV not in flight that moves
+    LEND = "lend"  # KV that moves to an instance with room, or back from there
     LOAD = "load"  # KV in a host tier that comes back, or is computed again
     COPY = "copy"  # KV that several requests may read, and that these are to read elsewhere, too
     PREEMPT = "preempt"  # requests whose KV is dropped

@@ -118,10 +118,11 @@ class InstanceLost:
 
 @dataclass(frozen=True, slots=True)
 class InstanceJoined:
-    """An instance is ready, with an empty pool."""
+    """An instance is ready, with an empty pool. If it is room of another engine, the `reason` says why."""
 
     time: float
     instance: ElasticInstance
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +131,7 @@ class InstanceDraining:
 
     time: float
     instance_id: InstanceId
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +140,31 @@ class InstanceLeft:
 
     time: float
     instance_id: InstanceId
+
+
+@dataclass(frozen=True, slots=True)
+class RoomLent:
+    """Another engine asks for room of an instance: it gets `num_tokens` if these are free, else nothing.
+
+    Cached KV that no request reads makes way. Until `RoomReturned`, the instance has less capacity. The
+    `reason` says who asked, and why.
+    """
+
+    time: float
+    loan_id: str
+    instance_id: InstanceId
+    num_tokens: int
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RoomReturned:
+    """A loan has ended. Its room is the instance's again, unless the instance has been lost since."""
+
+    time: float
+    loan_id: str
+    instance_id: InstanceId
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +191,8 @@ Event: TypeAlias = (
     | InstanceJoined
     | InstanceDraining
     | InstanceLeft
+    | RoomLent
+    | RoomReturned
     | PrefixCacheReset
 )
 

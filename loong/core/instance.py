@@ -12,7 +12,7 @@ class InstanceKind(Enum):
     """The capabilities of an instance."""
 
     FULL = "full"  # weights and KV: every kind of work
-    ATTENTION = "attention"  # KV only: attends, is never a master
+    ATTENTION = "attention"  # a memory instance: KV without weights. It serves, and is no member of a group
     HOST = "host"  # a host-memory tier: keeps KV, computes nothing
 
 
@@ -46,7 +46,7 @@ class Service(Enum):
 
 @value
 class ElasticInstance:
-    """One tensor-parallel set of devices with one replica of the weights and one KV pool.
+    """One tensor-parallel set of devices with one KV pool and, unless for memory, one replica of the weights.
 
     `kv_used` counts tokens, reserved ones included: at most `kv_capacity`. `batch_id` is the running
     batch of whose group it is a member, None when idle. An instance `serves` batches of other groups, also
@@ -129,7 +129,7 @@ class ElasticInstance:
     @property
     def takes_batches(self) -> bool:
         """Return whether it can be a member of a batch, now or when its batch has ended."""
-        return self.kind is not InstanceKind.HOST and not self.is_draining
+        return self.kind is InstanceKind.FULL and not self.is_draining
 
 
 def spread_over_hosts(num_instances: int, num_hosts: int) -> tuple[int, ...]:
@@ -150,7 +150,7 @@ def home_instance_id(instance_id: InstanceId, num_instances: int) -> InstanceId:
 def with_host_tiers(
     instances: tuple[ElasticInstance, ...], num_instances: int, kv_capacity: int
 ) -> tuple[ElasticInstance, ...]:
-    """Return instances, and an empty host tier of each, if these are to hold tokens.
+    """Return instances, and an empty host tier of each with weights, if these are to hold tokens.
 
     There can be `num_instances`, without host tiers.
     """
@@ -164,6 +164,7 @@ def with_host_tiers(
             tier_of=i.instance_id,
         )
         for i in instances
+        if i.kind is InstanceKind.FULL
     ]
     return (*instances, *(tiers if kv_capacity else ()))
 

@@ -133,12 +133,14 @@ class MoveKV:
     """The two ends of a migration copy it into reserved slots.
 
     Once both are done, `ReleaseKV` commits it (the source's slots go) or rolls it back (the destination's).
-    `during_batch_id` is the running batch that reads the KV meanwhile, if any: it is committed after that.
+    `during_batch_id` is the batch that reads the KV meanwhile, if any: it is committed after that. The
+    positions of `windowless` have no KV in layers with a window, see `ReleaseWindows`.
     """
 
     migration_id: int
     migration: KVMigration
     during_batch_id: int | None = None
+    windowless: tuple[range, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +157,18 @@ class ReleaseKV:
 
 
 @dataclass(frozen=True, slots=True)
+class ReleaseWindows:
+    """These instances drop the KV of an owner's positions in layers with a window, where they have it.
+
+    Other owners with the same slots lose it too.
+    """
+
+    owner_id: OwnerId
+    instance_ids: tuple[InstanceId, ...]
+    positions: range
+
+
+@dataclass(frozen=True, slots=True)
 class ShareKV:
     """`user_id` has the slots of another owner, too, at these positions. Nothing in flight makes that KV."""
 
@@ -167,4 +181,15 @@ class ShareKV:
         return tuple(dict.fromkeys(segment.instance_id for segment in self.segments))
 
 
-Instruction: TypeAlias = RunBatch | ExtendLease | StopLease | MoveKV | ReleaseKV | ShareKV
+@dataclass(frozen=True, slots=True)
+class LendSlots:
+    """An instance takes free slots for another engine, until `ReleaseKV` of the loan frees them."""
+
+    loan_id: OwnerId
+    instance_id: InstanceId
+    num_tokens: int
+
+
+Instruction: TypeAlias = (
+    RunBatch | ExtendLease | StopLease | MoveKV | ReleaseKV | ReleaseWindows | ShareKV | LendSlots
+)

@@ -3,11 +3,11 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import NamedTuple, TypeAlias
 
 from loong.core.errors import InvalidPlanError
 from loong.core.positions import coalesce, is_within, joining, stripe, subtract
+from loong.core.value import computed_once
 
 InstanceId: TypeAlias = int
 OwnerId: TypeAlias = str  # a request's id, or that of KV that belongs to no live request
@@ -35,12 +35,12 @@ class Placement:
     segments: tuple[KVSegment, ...] = ()
     shared: tuple[KVSegment, ...] = ()
 
-    @cached_property
+    @computed_once
     def num_tokens(self) -> int:
         """Return the tokens whose KV exists, over all instances."""
         return sum(len(segment.positions) for segment in self.segments)
 
-    @cached_property
+    @computed_once
     def stop(self) -> int:
         """Return one more than the last position; 0 if there is none."""
         return max([segment.positions[-1] + 1 for segment in self.segments], default=0)
@@ -50,7 +50,7 @@ class Placement:
         """Return whether it lacks a position before its last one."""
         return self.num_tokens < self.stop
 
-    @cached_property
+    @computed_once
     def holes(self) -> tuple[range, ...]:
         """Return the positions that it lacks before its last one, in as few ranges as they fit."""
         if not self.has_holes:
@@ -62,7 +62,7 @@ class Placement:
         """Return the lowest position that it lacks."""
         return self.holes[0].start if self.has_holes else self.stop
 
-    @cached_property
+    @computed_once
     def instance_ids(self) -> tuple[InstanceId, ...]:
         """Return the instances that hold any of it, ascending."""
         return tuple(sorted({segment.instance_id for segment in self.segments}))
@@ -71,7 +71,7 @@ class Placement:
         """Return the number of tokens that each instance holds; 0 where it holds none."""
         return self._tokens_by_instance
 
-    @cached_property
+    @computed_once
     def _tokens_by_instance(self) -> Counter[InstanceId]:
         return tokens_by_instance(self.segments)
 
@@ -97,8 +97,11 @@ class Placement:
 
     def adding(self, segments: Iterable[KVSegment]) -> "Placement":
         """Return this placement and `segments`, which must be disjoint from it on the same instances."""
-        result = self
-        for segment in segments:
+        result, new = self, tuple(segments)
+        new_ids = {instance_id for _, _, instance_id in new}
+        if len(new_ids) == len(new) and (not self.segments or new_ids.isdisjoint(self.instance_ids)):
+            return Placement((*self.segments, *[s for s in new if s.positions]), self.shared)
+        for segment in new:
             result = result._growing(segment) or result._coalescing(segment)
         return result
 
@@ -133,7 +136,7 @@ class Placement:
         if newest.instance_id == segment.instance_id and run.stop == new.start and run.step == new.step == 1:
             grown = KVSegment(segment.owner_id, range(run.start, new.stop), segment.instance_id)
             placement = Placement((*self.segments[:-1], grown), self.shared)
-            known = vars(placement)  # the known values of its cached properties
+            known = vars(placement)  # the known values of its properties that are computed once
             known["num_tokens"], known["instance_ids"] = self.num_tokens + len(new), self.instance_ids
             known["stop"] = max(self.stop, new.stop)
             return placement
@@ -204,8 +207,8 @@ class OwnerView(NamedTuple):
 def tokens_by_instance(segments: Iterable[KVSegment]) -> Counter[InstanceId]:
     """Return the number of tokens of `segments` on each instance."""
     counts: Counter[InstanceId] = Counter()
-    for segment in segments:  # `get`, since what a counter lacks it finds by a call
-        counts[segment.instance_id] = counts.get(segment.instance_id, 0) + len(segment.positions)
+    for _, positions, instance_id in segments:  # `get`, since what a counter lacks it finds by a call
+        counts[instance_id] = counts.get(instance_id, 0) + len(positions)
     return counts
 
 

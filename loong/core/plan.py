@@ -1,9 +1,11 @@
 """The decisions of a policy: batches, the instances that run them, and the moves of KV."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
+from itertools import pairwise
 from operator import attrgetter
 from typing import NamedTuple, TypeVar
 
@@ -66,7 +68,9 @@ class BatchPlan:
     by itself, and `writes` names the slots of all of them. KV that travels may be written anywhere in the
     group; KV whose queries travel is written by the block's master. KV of one step may be written outside
     the group too: its master pushes it there. `predicted_time` is the predicted time of one step in seconds,
-    for reports and comparisons.
+    for reports and comparisons. A lease may be cut into `num_micro_batches`: while attention of one is
+    served, masters compute products of the next (Lamina, 5.1.2). If it `rotates`, layer k of micro-batch j
+    is computed on member (j + k) mod DoP (5.1.1). Masters of its requests may be others.
     """
 
     group: ESPGroup
@@ -74,6 +78,8 @@ class BatchPlan:
     writes: tuple[KVSegment, ...]
     num_steps: int = 1
     predicted_time: float | None = None
+    num_micro_batches: int = 1
+    rotates: bool = False
 
     @cached_property
     def request_ids(self) -> tuple[RequestId, ...]:
@@ -132,6 +138,17 @@ class BatchPlan:
             counts[segment.owner_id] = counts.get(segment.owner_id, 0) + len(segment.positions)
         return counts
 
+    @property
+    def _spread_ids(self) -> tuple[RequestId, ...]:
+        """Return the requests of a lease in an order whose runs have like shares of every master's."""
+        masters = [self.blocks_of(request_id)[0].master_id for request_id in self.request_ids]
+        totals, seen = Counter(masters), Counter[InstanceId]()
+        places = dict[RequestId, float]()
+        for request_id, master_id in zip(self.request_ids, masters, strict=True):
+            places[request_id] = (seen[master_id] + 0.5) / totals[master_id]
+            seen[master_id] += 1
+        return tuple(sorted(places, key=places.__getitem__))
+
     @cached_property
     def _blocks(self) -> Mapping[RequestId, tuple[QueryBlock, ...]]:
         return _grouped(self.queries, attrgetter("request_id"))
@@ -150,7 +167,7 @@ class BatchPlan:
             else:
                 positions = range(first, min(first + num_steps, stop))
                 writes.append(KVSegment(request_id, positions, block.master_id))
-        return BatchPlan(self.group, self.queries, tuple(writes), num_steps, self.predicted_time)
+        return replace(self, writes=tuple(writes), num_steps=num_steps)
 
     def only_for(self, request_ids: Iterable[RequestId]) -> "BatchPlan":
         """Return the batch with the parts of these requests alone."""
@@ -159,12 +176,27 @@ class BatchPlan:
         writes = tuple(segment for segment in self.writes if segment.owner_id in kept_ids)
         return BatchPlan(self.group, queries, writes, self.num_steps, self.predicted_time)
 
+    @property
+    def micro_batches(self) -> "tuple[BatchPlan, ...]":
+        """Return the parts of a step that alternate, equal but for one request.
+
+        Each has a like share of every master's requests, which are in their order over all parts.
+        """
+        number = min(self.num_micro_batches, len(self.request_ids))
+        if number <= 1:
+            return (self,)
+        request_ids = self._spread_ids
+        bounds = [len(request_ids) * i // number for i in range(number + 1)]
+        return tuple(self.only_for(request_ids[a:b]) for a, b in pairwise(bounds))
+
     def at_step(self, step: int, live: Iterable[RequestId]) -> "BatchPlan":
         """Return step number `step` of a lease, for the requests that have not left it."""
         live_ids = frozenset(live)
         queries = tuple(block.at_step(step) for block in self.queries if block.request_id in live_ids)
         writes = tuple(KVSegment(b.request_id, b.positions, b.master_id) for b in queries)
-        return BatchPlan(self.group, queries, writes)
+        return BatchPlan(
+            self.group, queries, writes, num_micro_batches=self.num_micro_batches, rotates=self.rotates
+        )
 
 
 def _grouped(items: Iterable[T], request_id_of: Callable[[T], RequestId]) -> dict[RequestId, tuple[T, ...]]:

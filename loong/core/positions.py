@@ -8,6 +8,7 @@ members.
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, chain, pairwise, product
 from math import gcd
+from operator import itemgetter
 
 EMPTY = range(0)
 
@@ -23,6 +24,11 @@ def intersection(a: range, b: range) -> range:
         if (b.start - a.start) % a.step:
             return EMPTY
         return range(max(a.start, b.start), min(a.stop, b.stop), a.step)
+    if a.step == 1:
+        a, b = b, a
+    if b.step == 1:
+        first = a.start if a.start >= b.start else b.start + (a.start - b.start) % a.step
+        return range(first, min(a.stop, b.stop), a.step)
     if not a or not b:
         return EMPTY
     divisor = gcd(a.step, b.step)
@@ -39,15 +45,28 @@ def intersection(a: range, b: range) -> range:
     return range(first, min(a.stop, b.stop), period)
 
 
+def _difference_of_one_step(a: range, b: range) -> tuple[range, ...]:
+    """Return the members of `a` that are not in `b`, which has the same step and is not empty."""
+    if a.start >= b.stop or b.start >= a.stop or (a.start - b.start) % a.step:
+        return (a,) if a else ()
+    before = range(a.start, b.start, a.step)
+    after = range(max(a.start, b[-1] + a.step), a.stop, a.step)
+    if before:
+        return (before, after) if after else (before,)
+    return (after,) if after else ()
+
+
 def difference(a: range, b: range) -> tuple[range, ...]:
     """Return the members of `a` that are not in `b`, as disjoint ranges."""
-    if a.start >= b.stop or b.start >= a.stop:
-        return (a,) if a else ()
-    common = intersection(a, b)
+    if a.step == b.step and b:
+        return _difference_of_one_step(a, b)
+    common = intersection(a, b) if a.start < b.stop and b.start < a.stop else EMPTY
     if not common:
         return (a,) if a else ()
     if len(common) == len(a):
         return ()
+    if common.step == a.step:
+        return _difference_of_one_step(a, common)
     ratio = common.step // a.step if len(common) > 1 else 1
     between: Iterable[range]
     if ratio <= len(common):  # few ranges that step over the common members
@@ -62,9 +81,11 @@ def subtract(ranges: Iterable[range], *removed: range) -> tuple[range, ...]:
     """Return the members of any of `ranges` that are in none of `removed`."""
     rest = tuple(ranges)
     for gone in removed:
-        start, stop = gone.start, gone.stop
-        if any(p.start < stop and start < p.stop for p in rest):  # most ranges are apart
-            rest = tuple([piece for positions in rest for piece in difference(positions, gone)])
+        start, stop, step = gone.start, gone.stop, gone.step
+        for p in rest:  # most ranges are apart, or other stripes; a call would cost more
+            if p.start < stop and start < p.stop and (p.step != step or not (p.start - start) % step):
+                rest = tuple([piece for positions in rest for piece in difference(positions, gone)])
+                break
     return rest
 
 
@@ -137,7 +158,10 @@ def coalesce(ranges: Iterable[range]) -> tuple[range, ...]:
     joined: list[range] = []
     by_last: dict[int, int] = {}  # places in `joined`
     by_next: dict[int, int] = {}  # of the nearest range that has this position next
-    for later in sorted(filter(None, ranges), key=lambda r: r[0]):
+    ranges = [positions for positions in ranges if positions]
+    if len(ranges) < 2:
+        return tuple(ranges)
+    for later in sorted(ranges, key=itemgetter(0)):
         first = later[0]
         candidates = (by_next.get(first), by_last.get(first - 1), by_last.get(first - later.step))
         places = [p for p in candidates if p is not None and _continues(joined[p], later)]
@@ -189,10 +213,24 @@ def num_below(ranges: Iterable[range], stop: int) -> int:
     return sum(len(range(r.start, min(r.stop, stop), r.step)) for r in ranges)
 
 
+def at_or_after(ranges: Iterable[range], first: int) -> tuple[range, ...]:
+    """Return the members of `ranges` that are `first` or more."""
+    return tuple([positions[_num_before(positions, first) :] for positions in ranges])
+
+
+def before(ranges: Iterable[range], stop: int) -> tuple[range, ...]:
+    """Return the members of `ranges` that are below `stop`."""
+    return tuple([positions[: _num_before(positions, stop)] for positions in ranges])
+
+
+def _num_before(positions: range, first: int) -> int:
+    return max(0, -((positions.start - first) // positions.step))
+
+
 def first_of(ranges: Sequence[range], count: int) -> tuple[range, ...]:
     """Return the `count` lowest members of disjoint `ranges`, or all if there are fewer."""
     if len(ranges) == 1:
-        return (ranges[0][:count],)
+        return tuple(filter(None, (ranges[0][:count],)))
     low, high = 0, max((r[-1] + 1 for r in ranges if r), default=0)
     while low < high:  # for the lowest `high` below which there are that many
         middle = (low + high) // 2

@@ -147,6 +147,17 @@ class SLO:
 
 
 @dataclass(frozen=True, slots=True)
+class Continuation:
+    """The output that a request already has, from an engine that was lost. The next token follows it.
+
+    `first_token_age` are the seconds since its first token.
+    """
+
+    output_token_ids: Sequence[TokenId]
+    first_token_age: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class NewRequest:
     """One prompt to complete, with one or more choices, before it has arrived at an engine.
 
@@ -155,7 +166,8 @@ class NewRequest:
     the OpenAI API; "" is a user without a name. Each step of `priority` doubles the time that it may take to
     its first token; those below 0 halve it. `num_prompt_logprobs` None asks for no log probabilities of the
     prompt's tokens, another number for as many of the likeliest at each position too. Requests share KV with
-    those of the same `cache_salt`, and those that do not use the cache with none.
+    those of the same `cache_salt`, and those that do not use the cache with none. One that `continues` an
+    output goes on as after a preemption: all its KV is computed from known tokens.
     """
 
     request_id: RequestId
@@ -168,6 +180,7 @@ class NewRequest:
     num_prompt_logprobs: int | None = None
     cache_salt: str = ""
     uses_cache: bool = True
+    continues: Continuation | None = None
 
     def __post_init__(self) -> None:
         if not self.prompt_token_ids:
@@ -177,6 +190,11 @@ class NewRequest:
         if self.num_prompt_logprobs is not None:
             check_limits("prompt_logprobs", self.num_prompt_logprobs)
         params = self.sampling_params
+        if self.continues is not None:
+            if self.num_choices > 1:
+                raise beyond_limits("n of a request that continues", self.num_choices, 1, 1)
+            if (num_tokens := len(self.continues.output_token_ids)) >= params.max_tokens:
+                raise beyond_limits("output to continue", num_tokens, 0, params.max_tokens - 1)
         check_token_ids("stop_token_ids", params.stop_token_ids)
         check_token_ids("logit_bias", [token_id for token_id, _ in params.logit_bias])
         check_token_ids("allowed_token_ids", params.allowed_token_ids or ())
@@ -229,7 +247,8 @@ class RequestView:
     that are not in this row.
 
     A request that waits may borrow what is `cached`: a plan in which it begins says how much. Where a policy
-    assumes that it borrows, its `placement` has what is left in `cached`.
+    assumes that it borrows, its `placement` has what is left in `cached`. If there are `no_ends`, it borrows
+    no position behind one that it lacks, and does not begin to compute at one of these.
     """
 
     request_id: RequestId
@@ -252,6 +271,7 @@ class RequestView:
     suspected: range = EMPTY
     num_other_losses: int = 0
     cached: tuple[CachedKV, ...] = ()
+    no_ends: tuple[range, ...] = ()
 
     @property
     def has_begun(self) -> bool:
@@ -289,6 +309,7 @@ class RequestView:
             self.suspected,
             self.num_other_losses,
             self.cached,
+            self.no_ends,
         )
 
     @property

@@ -4,17 +4,22 @@ They follow from the owners of what each request borrows (RelayAttention, sectio
 tree of prefixes).
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import Final, TypeAlias
 
 from loong.core.placement import InstanceId, KVSegment, OwnerId
+from loong.core.plan import BatchPlan, Transfer
 from loong.core.positions import common, subtract
+from loong.core.request import RequestId
 
 MAX_GROUPS: Final = 64  # of a step on an instance
 MAX_LEVELS: Final = 4  # groups that a reader is in
 _MAX_EXTENTS: Final = 16  # of an owner: ways to read a part of it
+LEAST_ALONE: Final = 256  # queries of a request in a step: its attention is bound by computing
+RELAY_QUERIES: Final = 100  # of groups that double the fixed part of a pass (H200, MHA; 180 with GQA of 4)
 
 _Readers: TypeAlias = tuple[int, ...]
 _Piece: TypeAlias = tuple[tuple[range, ...], _Readers]
@@ -49,6 +54,10 @@ class SharedReads:
     def num_saved(self) -> int:
         """Return the keys that need not be read again, for all readers but one of each group."""
         return sum([group.num_keys * (len(group.readers) - 1) for group in self.groups])
+
+    def is_worth(self, least_saved: int) -> bool:
+        """Return whether one pass is faster, whose fixed part takes as long as reading `least_saved` keys."""
+        return self.num_saved >= max(1, least_saved + least_saved * len(self.order) // RELAY_QUERIES)
 
     @property
     def num_levels(self) -> int:
@@ -97,15 +106,25 @@ def shared_reads(shared: Sequence[Iterable[KVSegment]]) -> SharedReads:
 def num_saved_keys(shared: Sequence[Sequence[KVSegment]], least_saved: int | None) -> int:
     """Return the keys that a step need not read again, given the shared parts of each request.
 
-    Instances that would save fewer than `least_saved` read what they have for each request; all do if that is
-    None.
+    Instances for which one pass is not worth it with `least_saved` read what they have for each request; all
+    do if that is None.
     """
     sharing = [segments for segments in shared if segments]
     if least_saved is None or len(sharing) < 2:
         return 0
     instance_ids = {segment.instance_id for segments in sharing for segment in segments}
-    saved = [shared_reads([on(segments, i) for segments in sharing]).num_saved for i in instance_ids]
-    return sum([count for count in saved if count >= least_saved])
+    reads = [shared_reads([on(segments, i) for segments in sharing]) for i in instance_ids]
+    return sum([found.num_saved for found in reads if found.is_worth(least_saved)])
+
+
+def reading_together(plan: BatchPlan) -> Iterator[list[RequestId]]:
+    """Yield the requests whose KV travels, which do so once for all, and the others with few queries."""
+    num_queries: Counter[RequestId] = Counter()
+    for block in plan.queries:
+        if block.transfer is Transfer.QUERY or plan.group.dop == 1:
+            num_queries[block.request_id] += len(block.positions)
+    yield [request_id for request_id in plan.request_ids if request_id not in num_queries]
+    yield [request_id for request_id, number in num_queries.items() if number < LEAST_ALONE]
 
 
 def on(segments: Iterable[KVSegment], instance_id: InstanceId) -> list[KVSegment]:

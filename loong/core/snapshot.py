@@ -87,9 +87,11 @@ class ClusterStats:
 
     Scale-ups, scale-downs and hand-overs are batches with a `GroupChange` of one of their requests. Retained
     tokens are kept by another instance of the group than the one that computed them. Pushed ones are kept
-    outside of the group, and migrated ones were moved later. Copied ones, of KV that several requests may
+    outside of the group, and migrated ones were moved later; memory tokens are those of
+    them that went to memory instances. Copied ones, of KV that several requests may
     read, stay where they were, too. Offloaded ones were copied to a host tier, and loaded ones from there.
-    Switched ones are read from another copy than before, which is gone or to go. Served tokens are KV outside
+    Switched ones are read from another copy than before, which is gone or to go. Of window-dropped ones,
+    layers with a window have no KV any more, and the others have. Served tokens are KV outside
     a batch's group that its queries read. Relayed ones are KV that a batch reads once for several requests,
     counted for each of these but one. A lease counts both once. Program calls are those of the batching
     program.
@@ -112,15 +114,19 @@ class ClusterStats:
     num_retained_tokens: int = 0
     num_pushed_tokens: int = 0
     num_migrated_tokens: int = 0
+    num_memory_tokens: int = 0
     num_copied_tokens: int = 0
     num_offloaded_tokens: int = 0
     num_loaded_tokens: int = 0
     num_switched_tokens: int = 0
+    num_window_dropped_tokens: int = 0
     num_served_tokens: int = 0
     num_relayed_tokens: int = 0
     num_leases: int = 0
+    num_group_leases: int = 0
     num_multi_master_leases: int = 0
     num_served_leases: int = 0
+    num_micro_batched_leases: int = 0
     num_program_calls: int = 0
     num_program_calls_of_several: int = 0  # prompts
     busy_seconds: float = 0.0
@@ -149,8 +155,9 @@ class Snapshot:
     them, except that the KV they free (`leaving`) is not yet available. That KV belongs to requests that end
     with these batches and have no view. Batches planned for their instances begin after them.
 
-    `returning` are the slots of instances that were lost and are being started again. Instances that are
-    draining have no part in `pools` and `free`.
+    `returning` are the slots of full instances that were lost and are being started again, `returning_memory`
+    those of memory instances. Instances that are draining have no part in `pools` and `free`. `lent` are the
+    slots that full instances have lent to other engines, and no longer have.
 
     Requests that are `following` another wait for KV that it computes first; no plan can name them.
     `output_lengths` count the outputs that ended by themselves, by the class of their declared maximum.
@@ -158,6 +165,9 @@ class Snapshot:
     `owners` have KV of tokens that live requests have too. A plan may copy or move it, and evict what of it
     nothing reads. `copies` are the migrations of their KV, and `migrations` those of requests. `unsaved` is
     some KV of owners that nobody reads, by instance, which its host tier lacks; `owners` has its owners.
+
+    If layers with a window have less memory, the largest is `window`. Each instance has room in them for
+    `window_free` tokens besides those that requests still need.
     """
 
     now: float
@@ -176,6 +186,10 @@ class Snapshot:
     owners: Mapping[OwnerId, OwnerView] = field(default_factory=dict)
     copies: tuple[KVMigration, ...] = ()
     unsaved: Mapping[InstanceId, tuple[KVSegment, ...]] = field(default_factory=dict)
+    returning_memory: Mapping[InstanceId, int] = field(default_factory=dict)
+    lent: Mapping[InstanceId, int] = field(default_factory=dict)
+    window: int = 0
+    window_free: Mapping[InstanceId, int] = field(default_factory=dict)
 
     @cached_property
     def instance(self) -> dict[InstanceId, ElasticInstance]:
@@ -194,8 +208,8 @@ class Snapshot:
 
     @cached_property
     def services(self) -> frozenset[Service]:
-        """Return what the full instances serve, each kind once."""
-        return frozenset(i.serves for i in self.instances if _is_full(i))
+        """Return what instances serve, each kind once."""
+        return frozenset(i.serves for i in self.instances if _is_full(i) or _is_memory(i))
 
     @cached_property
     def num_served_leases(self) -> Counter[InstanceId]:
@@ -222,6 +236,16 @@ class Snapshot:
         return {i.instance_id: i.kv_free for i in self.instances if _is_full(i)}
 
     @cached_property
+    def memory_free(self) -> dict[InstanceId, int]:
+        """Return the free slots of the memory instances by id."""
+        return {i.instance_id: i.kv_free for i in self.instances if _is_memory(i)}
+
+    @cached_property
+    def memory_pools(self) -> dict[InstanceId, int]:
+        """Return the slots of the memory instances by id, free or not."""
+        return {i.instance_id: i.kv_capacity for i in self.instances if _is_memory(i)}
+
+    @cached_property
     def most_tokens(self) -> int:
         """Return a bound on the KV tokens that any live request and its siblings need until their ends."""
         return max((view.num_final_tokens for view in (*self.waiting, *self.running)), default=0)
@@ -244,6 +268,23 @@ class Snapshot:
         )
         return replace(
             self, instances=instances, waiting=tuple([views.get(v.request_id, v) for v in self.waiting])
+        )
+
+    def emptied(self) -> "Snapshot":
+        """Return it with its counts, but without requests, batches and KV, as after a failure."""
+        return replace(
+            self,
+            instances=tuple(instance.holding(0, 0).running(None) for instance in self.instances),
+            waiting=(),
+            running=(),
+            batches=(),
+            ending=(),
+            leaving={},
+            migrations=(),
+            following=(),
+            owners={},
+            copies=(),
+            unsaved={},
         )
 
     def read_tokens_to_borrow(self, plan: IterationPlan) -> Counter[InstanceId]:
@@ -324,3 +365,7 @@ class Snapshot:
 
 def _is_full(instance: ElasticInstance) -> bool:
     return instance.kind is InstanceKind.FULL and not instance.is_draining
+
+
+def _is_memory(instance: ElasticInstance) -> bool:
+    return instance.kind is InstanceKind.ATTENTION and not instance.is_draining

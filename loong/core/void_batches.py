@@ -3,7 +3,17 @@
 from collections.abc import Container, Iterable, Sequence, Set
 from typing import NamedTuple, assert_never
 
-from loong.core.instructions import ExtendLease, Instruction, MoveKV, ReleaseKV, RunBatch, ShareKV, StopLease
+from loong.core.instructions import (
+    ExtendLease,
+    Instruction,
+    LendSlots,
+    MoveKV,
+    ReleaseKV,
+    ReleaseWindows,
+    RunBatch,
+    ShareKV,
+    StopLease,
+)
 from loong.core.placement import InstanceId
 from loong.core.request import RequestId
 
@@ -42,14 +52,16 @@ def void_batches(
 
 
 def is_void(instruction: Instruction, lost_ids: Set[InstanceId], void_ids: Container[int]) -> bool:
-    """Return whether an instruction is of a void batch, or moves KV of a lost instance."""
+    """Return whether an instruction is of a void batch, or for KV or slots of a lost instance."""
     match instruction:
         case RunBatch() | ExtendLease() | StopLease():
             return instruction.batch_id in void_ids
         case MoveKV():
             segment, destination_id = instruction.migration.segment, instruction.migration.destination_id
             return not lost_ids.isdisjoint((segment.instance_id, destination_id))
-        case ReleaseKV() | ShareKV():
+        case LendSlots():
+            return instruction.instance_id in lost_ids
+        case ReleaseKV() | ReleaseWindows() | ShareKV():
             return False
         case _:
             assert_never(instruction)

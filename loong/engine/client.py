@@ -108,8 +108,8 @@ class ClusterView(Protocol):
         """Return the instances, the number that is asked for, and the most that there can be."""
         ...
 
-    def scale(self, num_instances: int) -> None:
-        """Begin to change the number of instances.
+    def scale(self, num_instances: int, num_memory: int | None = None) -> None:
+        """Begin to change the number of instances, and of memory instances (None: as before).
 
         Raises `InvalidRequestError` if that is impossible, and `RequestTooLargeError` if a live request would
         never fit.

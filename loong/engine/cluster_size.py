@@ -21,32 +21,55 @@ class InstanceState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class InstanceStatus:
-    """An instance, its state, and the tokens of KV that it holds and can hold."""
+    """An instance, its state and kind, and the tokens of KV that it holds and can hold."""
 
     instance_id: InstanceId
     state: InstanceState
     kv_used: int
     kv_capacity: int
+    kind: InstanceKind = InstanceKind.FULL
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryNumbers:
+    """The memory instances that are asked for, the most that there can be, and the tokens of KV on each."""
+
+    num_instances: int = 0
+    max_instances: int = 0
+    kv_capacity: int = 0
+
+
+NO_MEMORY = MemoryNumbers()
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterSize:
     """The instances that there are, the number that is asked for, and the most that there can be.
 
-    `is_changing` while an operator's number is not reached.
+    `is_changing` while an operator's number is not reached. Memory instances, of `memory`, are not in the
+    numbers. Their ids come after those of all other instances that there can be. Room that other engines lend
+    has the last ids, and is in none of the numbers.
     """
 
     num_instances: int
     max_instances: int
     instances: tuple[InstanceStatus, ...]
     is_changing: bool = False
+    memory: MemoryNumbers = NO_MEMORY
 
     @property
     def is_done(self) -> bool:
         """Return whether exactly the instances that are asked for serve."""
-        serving = [i.instance_id for i in self.instances if i.state is InstanceState.SERVING]
-        are_all = serving == list(range(self.num_instances)) and len(serving) == len(self.instances)
-        return are_all and not self.is_changing
+        num_own = self.max_instances + self.memory.max_instances
+        own = [i for i in self.instances if i.instance_id < num_own]
+        serving = [i.instance_id for i in own if i.state is InstanceState.SERVING]
+        wanted = sorted(wanted_ids(self.num_instances, self.max_instances, self.memory.num_instances))
+        return serving == wanted and len(serving) == len(own) and not self.is_changing
+
+
+def wanted_ids(num_instances: int, max_instances: int, num_memory: int) -> set[InstanceId]:
+    """Return the ids of the first instances, and of the first memory instances behind all others."""
+    return {*range(num_instances), *range(max_instances, max_instances + num_memory)}
 
 
 def size_of(
@@ -56,24 +79,34 @@ def size_of(
     num_instances: int,
     max_instances: int,
     quarantined_ids: Set[InstanceId] = frozenset(),
+    memory: MemoryNumbers = NO_MEMORY,
 ) -> ClusterSize:
     """Return the instances in the order of their ids.
 
-    Those of `wanted_ids` that are not in the snapshot are started, and will have `kv_capacity`.
+    Those of `wanted_ids` that are not in the snapshot are started, and will have `kv_capacity`, or that of
+    `memory`.
     """
+
+    def absent(instance_id: InstanceId, state: InstanceState) -> InstanceStatus:
+        if instance_id < max_instances:
+            return InstanceStatus(instance_id, state, 0, kv_capacity)
+        return InstanceStatus(instance_id, state, 0, memory.kv_capacity, InstanceKind.ATTENTION)
+
     found = {
         i.instance_id: InstanceStatus(
             i.instance_id,
             InstanceState.DRAINING if i.is_draining else InstanceState.SERVING,
             i.kv_used,
             i.kv_capacity,
+            i.kind,
         )
         for i in snapshot.instances
         if i.kind is not InstanceKind.HOST
     }
     for instance_id in wanted_ids - found.keys():
-        state = InstanceState.LOST if instance_id in snapshot.returning else InstanceState.STARTING
-        found[instance_id] = InstanceStatus(instance_id, state, 0, kv_capacity)
+        is_lost = instance_id in snapshot.returning.keys() | snapshot.returning_memory.keys()
+        found[instance_id] = absent(instance_id, InstanceState.LOST if is_lost else InstanceState.STARTING)
     for instance_id in quarantined_ids:
-        found[instance_id] = InstanceStatus(instance_id, InstanceState.QUARANTINED, 0, kv_capacity)
-    return ClusterSize(num_instances, max_instances, tuple(found[i] for i in sorted(found)))
+        found[instance_id] = absent(instance_id, InstanceState.QUARANTINED)
+    instances = tuple(found[i] for i in sorted(found))
+    return ClusterSize(num_instances, max_instances, instances, memory=memory)

@@ -85,15 +85,15 @@ class Engine:
         num_instances = len(snapshot.pools)
         return size_of(snapshot, snapshot.pools.keys(), 0, num_instances, num_instances)
 
-    def scale(self, num_instances: int) -> None:
-        """Begin to change the number of instances.
+    def scale(self, num_instances: int, num_memory: int | None = None) -> None:
+        """Begin to change the number of instances, and of memory instances (None: as before).
 
         Raises `InvalidRequestError` if that is impossible, and `RequestTooLargeError` if a live request would
         never fit.
         """
         if self._scaling is None:
             raise InvalidRequestError(FIXED, param="num_instances")
-        self._scaling.scale(num_instances, self.snapshot())
+        self._scaling.scale(num_instances, self.snapshot(), num_memory)
 
     async def wait_for_size(self) -> None:
         """Wait until the instances that are asked for serve. Raises `EngineStoppedError` if none will."""
@@ -175,7 +175,7 @@ class Engine:
         After a failure only the counts remain.
         """
         snapshot = self._scheduling.state.snapshot(self._executor.now)
-        return snapshot if self._failure is None else _emptied(snapshot)
+        return snapshot if self._failure is None else snapshot.emptied()
 
     @property
     def prefix_counts(self) -> PrefixCounts | None:
@@ -283,19 +283,3 @@ def _reason(error: BaseException | None) -> str:
     if error is None or isinstance(error, asyncio.CancelledError):
         return "the engine has stopped"
     return str(error) if isinstance(error, LoongError) else f"{type(error).__name__}: {error}"
-
-
-def _emptied(snapshot: Snapshot) -> Snapshot:
-    """Return the snapshot with its counts, but without requests, batches and KV."""
-    instances = tuple(instance.holding(0, 0).running(None) for instance in snapshot.instances)
-    return replace(
-        snapshot,
-        instances=instances,
-        waiting=(),
-        running=(),
-        batches=(),
-        ending=(),
-        leaving={},
-        migrations=(),
-        following=(),
-    )

@@ -67,7 +67,7 @@ def health_of(
     """
     troubles = dict.fromkeys(snapshot.draining_ids, Trouble.DRAINING)
     troubles |= dict.fromkeys(quarantined, Trouble.QUARANTINED)
-    troubles |= dict.fromkeys(snapshot.returning, Trouble.RESTARTING)
+    troubles |= dict.fromkeys((*snapshot.returning, *snapshot.returning_memory), Trouble.RESTARTING)
     silent = {i for i, seconds in silences.items() if seconds > HEALTHY_SILENCE_SECONDS}
     troubles |= dict.fromkeys(silent, Trouble.SILENT)
     words = [f"instance {i} {_WORDS[troubles[i]]}" for i in sorted(troubles)]

@@ -54,6 +54,7 @@ async def replay(recording: Recording) -> Replay:
         setting.last_id,
         keeps_prefixes=setting.keeps_prefixes,
         least_saved=setting.least_saved,
+        windows=setting.windows,
     )
     scheduling = Scheduling(state, policy, cost_model, script, (recalibration, script))
     async with aclosing(scheduling.events()) as events:

@@ -18,7 +18,7 @@ from loong.core.observer import Observer
 from loong.core.placement import InstanceId
 from loong.core.plan import IterationPlan
 from loong.core.snapshot import Snapshot
-from loong.engine.cluster_size import ClusterSize, size_of
+from loong.engine.cluster_size import NO_MEMORY, ClusterSize, MemoryNumbers, size_of, wanted_ids
 from loong.executor.membership import Membership
 
 logger = logging.getLogger(__name__)
@@ -27,8 +27,9 @@ logger = logging.getLogger(__name__)
 class Scaling(Observer):
     """Adds and removes instances of a running cluster. It observes the loop.
 
-    Instances 0 to `num_instances` - 1 are wanted. Others drain: the policy empties them, and then they leave.
-    One that is wanted again meanwhile still leaves first. `kv_capacity` is that of each instance. `check`
+    Instances 0 to `num_instances` - 1 are wanted, and the first memory instances, whose ids begin with
+    `max_instances`. Others drain: the policy empties them, and then they leave. One that is wanted again
+    meanwhile still leaves first. `kv_capacity` is that of each instance. `check`
     raises `ConfigError` unless the policy runs that number of instances, and `limit_of` returns the most KV
     of one request on some instances.
 
@@ -45,10 +46,12 @@ class Scaling(Observer):
         kv_capacity: int,
         check: Callable[[int], None],
         limit_of: Callable[[Iterable[InstanceId]], int],
+        memory: MemoryNumbers = NO_MEMORY,
     ) -> None:
         self._members, self._kv_capacity = members, kv_capacity
         self._check, self._limit_of = check, limit_of
         self._num_instances, self._max_instances = num_instances, max_instances
+        self._memory = memory
         self._counted = self._lasting_ids
         self.max_request_kv = limit_of(sorted(self._counted))
         self.report_limit: Callable[[], None] = lambda: None
@@ -59,16 +62,25 @@ class Scaling(Observer):
         """Return the instances, in the order of their ids."""
         members = self._members
         numbers = self._num_instances, self._max_instances
-        size = size_of(snapshot, members.wanted, self._kv_capacity, *numbers, members.quarantined)
+        size = size_of(
+            snapshot, members.wanted, self._kv_capacity, *numbers, members.quarantined, self._memory
+        )
         return replace(size, is_changing=not self._is_settled)
 
-    def scale(self, num_instances: int, snapshot: Snapshot) -> None:
-        """Begin the change to a number of instances.
+    def scale(self, num_instances: int, snapshot: Snapshot, num_memory: int | None = None) -> None:
+        """Begin the change to a number of instances, and of memory instances (None: as before).
 
         Raises:
             InvalidRequestError: there is no room for that number, or the policy does not run it.
             RequestTooLargeError: a live request would never fit.
         """
+        memory = self._memory
+        if num_memory is not None and not 0 <= num_memory <= memory.max_instances:
+            raise InvalidRequestError(
+                f"memory_instances must be from 0 to {memory.max_instances}, which is --memory-instances of "
+                f"`loong serve`, but is {num_memory}",
+                param="memory_instances",
+            )
         if not 1 <= num_instances <= self._max_instances:
             raise InvalidRequestError(
                 f"num_instances must be from 1 to {self._max_instances}, which is --max-instances of "
@@ -79,10 +91,19 @@ class Scaling(Observer):
             self._check(num_instances)
         except ConfigError as error:
             raise InvalidRequestError(str(error), param="num_instances") from error
-        _check_live_requests(snapshot, num_instances, self._limit_of(range(num_instances)))
+        if num_memory is not None:
+            memory = replace(memory, num_instances=num_memory)
+        wanted = wanted_ids(num_instances, self._max_instances, memory.num_instances)
+        _check_live_requests(snapshot, num_instances, self._limit_of(sorted(wanted)))
         logger.info("instances: %d are wanted instead of %d", num_instances, self._num_instances)
-        self._num_instances, self._is_settled = num_instances, False
-        self._members.release(range(num_instances))
+        if memory != self._memory:
+            logger.info(
+                "memory instances: %d are wanted instead of %d",
+                memory.num_instances,
+                self._memory.num_instances,
+            )
+        self._num_instances, self._memory, self._is_settled = num_instances, memory, False
+        self._members.release(wanted)
         self._advance(snapshot)
         self._update_limit()
 
@@ -114,7 +135,8 @@ class Scaling(Observer):
         self._update_limit()
 
     def _advance(self, snapshot: Snapshot) -> None:
-        members, wanted = self._members, set(range(self._num_instances))
+        members = self._members
+        wanted = wanted_ids(self._num_instances, self._max_instances, self._memory.num_instances)
         if failed := sorted(wanted & members.quarantined):
             self._is_settled = True
             self._answer(ClusterError(f"instances {failed} do not start, and are quarantined"))
@@ -124,7 +146,8 @@ class Scaling(Observer):
         members.end_drained(snapshot.drained_ids)
         for instance_id in sorted(wanted - members.wanted - members.joined):
             members.add(instance_id)
-        self._is_settled = members.joined == members.wanted == wanted  # which the snapshot may show later
+        own_ids = members.joined - members.borrowed.keys()
+        self._is_settled = own_ids == members.wanted == wanted  # which the snapshot may show later
         self._is_settled = self.size(snapshot).is_done
         if self._is_settled:
             logger.info("instances: %d serve, as wanted", self._num_instances)

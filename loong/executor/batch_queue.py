@@ -53,7 +53,6 @@ class BatchQueue:
 
     def __init__(self, in_flight: InFlight) -> None:
         self._in_flight = in_flight
-        self._batch_of: dict[RequestId, int] = {}  # the latest that has not ended
         self._latest: dict[InstanceId, int] = {}  # of each instance, held ones included
         self._held: list[_Held] = []
         self._last_ready: dict[InstanceId, int] = {}  # of each instance with batches that have not ended
@@ -66,7 +65,7 @@ class BatchQueue:
         """
         waits_for = self._waits_for(instruction)
         if isinstance(instruction, RunBatch):
-            self._open(instruction)
+            self._latest.update(dict.fromkeys(instruction.plan.group.instance_ids, instruction.batch_id))
         instruction = self._filled(instruction)
         if not waits_for:
             return self._ready(instruction)
@@ -76,9 +75,6 @@ class BatchQueue:
     def end(self, batch_id: int, tokens: Iterable[ProducedToken] = ()) -> Released:
         """Take out a batch that has ended with these tokens, or that never will."""
         batch = self._in_flight[batch_id]
-        for request_id in batch.instruction.plan.request_ids:
-            if self._batch_of.get(request_id) == batch_id:
-                del self._batch_of[request_id]
         batch.tokens = {token.request_id: token for token in tokens}
         held = [_Held(self._filled(h.instruction), h.waits_for - {batch_id}) for h in self._held]
         self._held = [one for one in held if one.waits_for]
@@ -117,7 +113,9 @@ class BatchQueue:
                     for i in instruction.inputs
                     if (n := i.depends_on_batch_id) is not None and self._is_unknown(n, i, instruction)
                 }
-                return unknown if not instruction.holder_ids else unknown | self._unfinished(instruction)
+                if not instruction.holder_ids:  # which may have what these still make
+                    return unknown
+                return unknown | self._making(instruction.plan.request_ids, instruction.batch_id)
             case MoveKV():
                 held = {
                     n
@@ -125,18 +123,22 @@ class BatchQueue:
                     if isinstance(other.instruction, MoveKV)
                     for n in other.waits_for
                 }
-                batch_id = self._batch_of.get(instruction.migration.segment.owner_id)
-                if batch_id is None or instruction.during_batch_id is not None:
-                    return held  # migrations keep their order
-                return {*held, batch_id}
+                owner_id, during_id = instruction.migration.segment.owner_id, instruction.during_batch_id
+                return held | self._making((owner_id,), during_id)  # migrations keep their order
             case StopLease() | ExtendLease():
                 return {n for held in self._held if held.runs(instruction.batch_id) for n in held.waits_for}
             case _:
                 return set()
 
-    def _unfinished(self, instruction: RunBatch) -> set[int]:
-        """Return the earlier batches that still make KV of a batch's requests, which holders may have."""
-        return {n for r in instruction.plan.request_ids if (n := self._batch_of.get(r)) is not None}
+    def _making(self, request_ids: Iterable[RequestId], before_id: int | None) -> set[int]:
+        """Return the batches, of those before another if there is one, that still make KV of these."""
+        made = set(request_ids)
+        return {
+            batch.batch_id
+            for batch in self._in_flight.values()
+            if batch.tokens is None and (before_id is None or batch.batch_id < before_id)
+            if not made.isdisjoint(batch.instruction.plan.request_ids)
+        }
 
     def _is_unknown(self, followed_id: int, given: RequestInput, instruction: RunBatch) -> bool:
         """Return whether neither the executor nor the master of a request knows its newest token."""
@@ -148,10 +150,6 @@ class BatchQueue:
         is_next = self._latest.get(master_id) == followed_id  # a batch in between may have ended first
         sampler_id = max(followed.instruction.plan.blocks_of(given.request_id), key=_last_position).master_id
         return has_grammar or master_id != sampler_id or not is_next
-
-    def _open(self, instruction: RunBatch) -> None:
-        self._batch_of.update(dict.fromkeys(instruction.plan.request_ids, instruction.batch_id))
-        self._latest.update(dict.fromkeys(instruction.plan.group.instance_ids, instruction.batch_id))
 
     def _filled(self, instruction: Instruction) -> Instruction:
         """Return the instruction with all tokens that are known."""

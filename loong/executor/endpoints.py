@@ -5,7 +5,17 @@ from dataclasses import dataclass, field
 from typing import TypeAlias, assert_never
 
 from loong.core.instance import home_instance_id
-from loong.core.instructions import ExtendLease, Instruction, MoveKV, ReleaseKV, RunBatch, ShareKV, StopLease
+from loong.core.instructions import (
+    ExtendLease,
+    Instruction,
+    LendSlots,
+    MoveKV,
+    ReleaseKV,
+    ReleaseWindows,
+    RunBatch,
+    ShareKV,
+    StopLease,
+)
 from loong.core.placement import InstanceId
 
 WorkerId: TypeAlias = tuple[InstanceId, int]  # instance and tp rank
@@ -53,8 +63,10 @@ class Endpoints:
             case MoveKV():
                 migration = instruction.migration
                 instance_ids = (migration.segment.instance_id, migration.destination_id)
-            case ReleaseKV() | ShareKV():
+            case ReleaseKV() | ReleaseWindows() | ShareKV():
                 instance_ids = instruction.instance_ids
+            case LendSlots():
+                instance_ids = (instruction.instance_id,)
             case _:
                 assert_never(instruction)
         workers = (worker for i in instance_ids for worker in self.workers_of(i))

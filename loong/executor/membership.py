@@ -27,7 +27,8 @@ class Membership:
     With `restarts`, instances come and go. Each such event, a function of the present time, goes to `report`.
     `wanted` are the instances that are to be there. By the events so far, those in `joined` are there, and
     those in `lost` are to return. The state knows no others. Those in `quarantined` failed too often. The
-    instances whose workers are ready have `services`.
+    instances whose workers are ready have `services`. Those in `borrowed` are room of other engines, with the
+    reason of the loan. Their workers are started elsewhere, and never again.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class Membership:
         self.joined, self.lost = self.wanted.copy(), set[InstanceId]()
         self.quarantined: set[InstanceId] = set()
         self.services: dict[InstanceId, Service] = {}
+        self.borrowed: dict[InstanceId, tuple[ElasticInstance, str]] = {}
 
     @property
     def not_ready(self) -> frozenset[WorkerId]:
@@ -66,7 +68,7 @@ class Membership:
         """Return these instances with what they serve by the word of their workers, which are ready."""
         return tuple(
             replace(instance, serves=self.services[instance.instance_id])
-            if instance.kind is InstanceKind.FULL
+            if instance.kind is not InstanceKind.HOST
             else instance
             for instance in instances
         )
@@ -81,6 +83,11 @@ class Membership:
         for worker_id in commands:
             self._starting.setdefault(worker_id[0], set()).add(worker_id)
         self.endpoints = replace(self.endpoints, commands={**self.endpoints.commands, **commands})
+
+    def borrow(self, instance: ElasticInstance, reason: str, commands: Mapping[WorkerId, str]) -> None:
+        """Take the workers of room that another engine lends. The instance joins once they are ready."""
+        self.borrowed[instance.instance_id] = instance, reason
+        self.expect(commands)
 
     def drop(self, instance_id: InstanceId, linger_ms: int = 0) -> tuple[WorkerId, ...]:
         """Send nothing more to the workers of an instance, and expect nothing of them. Return them.
@@ -128,8 +135,9 @@ class Membership:
         self._coming_and_going.failures.join(instance_id)
         self.joined.add(instance_id)
         self.lost.discard(instance_id)
+        reason = self.borrowed[instance_id][1] if instance_id in self.borrowed else ""
         for instance in self.serving(self._pools_of(instance_id)):
-            self._report(partial(InstanceJoined, instance=instance))
+            self._report(partial(InstanceJoined, instance=instance, reason=reason))
 
     def lose(self, instance_id: InstanceId, reason: str) -> None:
         """Report that an instance is lost, and start it again if it is wanted."""
@@ -162,7 +170,7 @@ class Membership:
         """Let quarantined instances be added again."""
         self.quarantined.difference_update(instance_ids)
 
-    def drain(self, instance_id: InstanceId) -> None:
+    def drain(self, instance_id: InstanceId, reason: str = "") -> None:
         """Begin to remove an instance. One that is not there now leaves at once."""
         self.wanted.discard(instance_id)
         if instance_id not in self.joined:
@@ -170,7 +178,7 @@ class Membership:
             self._leave(instance_id)
             return
         for instance in self._pools_of(instance_id):
-            self._report(partial(InstanceDraining, instance_id=instance.instance_id))
+            self._report(partial(InstanceDraining, instance_id=instance.instance_id, reason=reason))
 
     def end_drained(self, drained_ids: Set[InstanceId]) -> None:
         """End instances that have drained; one that is lost leaves because of that."""
@@ -190,6 +198,7 @@ class Membership:
                 self._report(partial(InstanceLeft, instance_id=instance.instance_id))
         self.joined.discard(instance_id)
         self.lost.discard(instance_id)
+        self.borrowed.pop(instance_id, None)
 
     @property
     def _coming_and_going(self) -> Restarts:
@@ -198,4 +207,7 @@ class Membership:
 
     def _pools_of(self, instance_id: InstanceId) -> Iterator[ElasticInstance]:
         """Yield an instance, and the host tier that its processes keep, if there is one."""
-        yield from self._coming_and_going.kept_by(instance_id)
+        if instance_id in self.borrowed:
+            yield self.borrowed[instance_id][0]
+        else:
+            yield from self._coming_and_going.kept_by(instance_id)

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import TypeAlias
 
-from loong.core.instance import ElasticInstance, InstanceKind, home_instance_id
+from loong.core.instance import ElasticInstance
 from loong.core.instructions import Instruction, RunBatch
 from loong.core.placement import InstanceId
 from loong.core.void_batches import BatchParts, is_void, void_batches
 from loong.executor.in_flight import UNFINISHED, InFlight, Stage, SubmittedBatch
+from loong.executor.room_workers import RoomWorkers
 
 SendSignal: TypeAlias = Callable[[int], None]
 """Sends a signal to one process, as long as it has not ended."""
@@ -72,6 +73,7 @@ class Restarts:
     starts none again. `instances` are all that can join, empty. `processes_of` returns how the present
     processes of an instance are sent signals. `failures` decide after how long one starts again; `retire`
     forgets them. `trouble` returns the reason why none can start again, an empty string if there is none.
+    `room` starts workers in room for other engines, if that can be.
     """
 
     start: Callable[[InstanceId, float], None]
@@ -81,11 +83,11 @@ class Restarts:
     processes_of: Callable[[InstanceId], Sequence[SendSignal]]
     failures: Failures
     trouble: Callable[[], str] = str
+    room: RoomWorkers | None = None
 
     def kept_by(self, instance_id: InstanceId) -> tuple[ElasticInstance, ...]:
         """Return an instance and the host tier that its processes keep, if there is one."""
-        num_full = sum(instance.kind is InstanceKind.FULL for instance in self.instances)
-        return tuple(i for i in self.instances if home_instance_id(i.instance_id, num_full) == instance_id)
+        return tuple(i for i in self.instances if instance_id in (i.instance_id, i.tier_of))
 
 
 class Recovery:

@@ -20,21 +20,27 @@ from loong.core.events import (
     RequestArrived,
     TokensProduced,
 )
-from loong.core.instructions import ExtendLease, Instruction, MoveKV, ReleaseKV, RunBatch, ShareKV, StopLease
+from loong.core.instructions import (
+    ExtendLease,
+    Instruction,
+    LendSlots,
+    MoveKV,
+    ReleaseKV,
+    ReleaseWindows,
+    RunBatch,
+    ShareKV,
+    StopLease,
+)
 from loong.core.placement import InstanceId
 from loong.core.plan import KVMigration
 from loong.core.request import FinishReason, Request, RequestId
 from loong.core.void_batches import BatchParts, is_void, void_batches
 from loong.executor.batch_queue import BatchQueue, Ready
 from loong.executor.in_flight import InFlight, Stage, SubmittedBatch
-from loong.executor.lease_work import LeaseWork
 from loong.executor.lookahead import LookaheadMargin
-from loong.executor.moving_kv import MovingKV
 from loong.executor.processors import Processors
 from loong.executor.simulated_batch import Sampled, SimulatedBatch
-from loong.scheduler.cost.idle_tracker import IdleTracker
-
-HIDDEN_SHARE = 0.5  # of the time to send a batch that is hidden if another ran for as long
+from loong.executor.simulated_steps import SimulatedSteps
 
 _Instructions: TypeAlias = tuple[Instruction, ...]
 
@@ -49,9 +55,7 @@ class SimulatedExecutor:
     instruction starts `plan_time` seconds after it is submitted, and a batch when its instances have ended
     the batches before. A batch takes the time of the cost model, times a random factor of median 1: `noise`
     is the standard deviation of the factor's logarithm. Ends are reported before they come by the margin
-    `lookahead`; without it, none is predicted. Sending a batch while another runs takes less time, by up to
-    `HIDDEN_SHARE`. A step that instances outside its group serve delays the steps that run there, and so
-    do moves of KV (`MovingKV`).
+    `lookahead`; without it, none is predicted. `SimulatedSteps` say how long each step takes.
     """
 
     def __init__(
@@ -67,18 +71,15 @@ class SimulatedExecutor:
         output_lengths: Mapping[RequestId, int] | None = None,
     ) -> None:
         self._output_lengths = {} if output_lengths is None else output_lengths
-        self._cost_model, self._plan_time, self._noise = cost_model, plan_time, noise
+        self._plan_time, self._noise = plan_time, noise
         self._lookahead, self._in_flight = lookahead, InFlight()
         self._queue = BatchQueue(self._in_flight)
         self._random = Random(0)  # noqa: S311 - the same each time, guards nothing
         self._arrivals = iter(arrivals)
         self._drawn: Request | None = None
         self._processors = processors or Processors()
-        self._idle_tracker = IdleTracker(cost_model.host.idle)
-        self._running: dict[int, SimulatedBatch] = {}
-        self._computing: dict[InstanceId, int] = {}  # the batch that each instance is a member of
+        self._steps = SimulatedSteps(cost_model, self._processors)
         self._migrations: dict[int, KVMigration] = {}
-        self._moving = MovingKV(cost_model)
         self._due: list[tuple[float, int, Event | _Instructions]] = []
         self._order = count()
         self._now = 0.0
@@ -149,11 +150,11 @@ class SimulatedExecutor:
                 if event.request is self._drawn:
                     self._draw_arrival()
             case BatchFinished():
-                if self._running.pop(event.batch_id, None) is None:
+                if self._steps.running.pop(event.batch_id, None) is None:
                     return None
                 self._end_batch(self._in_flight[event.batch_id], Stage.ENDED)
             case BatchStarted() | BatchEndPredicted():
-                if event.batch_id not in self._running:
+                if event.batch_id not in self._steps.running:
                     return None
             case MigrationFinished():
                 if self._migrations.pop(event.migration_id, None) is None:
@@ -178,15 +179,15 @@ class SimulatedExecutor:
                 if ready.begins:
                     self._begin(instruction.batch_id)
             case ExtendLease():
-                if (running := self._running.get(instruction.batch_id)) is not None:
+                if (running := self._steps.running.get(instruction.batch_id)) is not None:
                     running.last_step = instruction.num_steps
             case StopLease():
-                if (running := self._running.get(instruction.batch_id)) is not None:
+                if (running := self._steps.running.get(instruction.batch_id)) is not None:
                     step = max(instruction.step, running.num_steps_taken + 1)
                     running.last_step = min(running.last_step, step)
             case MoveKV():
                 self._start_migration(instruction)
-            case ReleaseKV() | ShareKV():
+            case ReleaseKV() | ReleaseWindows() | ShareKV() | LendSlots():
                 pass
             case _:
                 assert_never(instruction)
@@ -206,7 +207,7 @@ class SimulatedExecutor:
             for sibling in given.siblings
         ]
         slowness = self._random.lognormvariate(0.0, self._noise) if self._noise else 1.0
-        self._running[instruction.batch_id] = SimulatedBatch(
+        self._steps.running[instruction.batch_id] = SimulatedBatch(
             plan, placements, sampled, plan.num_steps, slowness, self._now
         )
 
@@ -218,14 +219,10 @@ class SimulatedExecutor:
 
     def _begin(self, batch_id: int) -> None:
         """Take the first step of a batch, now that its instances have ended all before."""
-        running = self._running[batch_id]
-        plan = running.plan
-        starts_idle = self._idle_tracker.were_idle(plan.group.instance_ids, self._now)
-        running.work = LeaseWork(plan, running.placements, starts_idle=starts_idle)
-        self._computing.update(dict.fromkeys(plan.group.instance_ids, batch_id))
+        self._steps.begin(batch_id, self._now)
         self._schedule(self._now, BatchStarted(self._now, batch_id))
-        self._start_step(batch_id, running, self._hidden(running))
         if self._lookahead is not None:
+            plan = self._steps.running[batch_id].plan
             end = self._lookahead.predict_end(batch_id, plan, self._now, self._plan_time)
             if end is not None:
                 self._schedule(end.time, end)
@@ -237,7 +234,7 @@ class SimulatedExecutor:
         """
         batch_id = batch.batch_id
         batch.move_to(stage)
-        self._computing = {i: computed for i, computed in self._computing.items() if computed != batch_id}
+        self._steps.leave(batch_id)
         released = self._queue.end(batch_id)
         self._in_flight.report(batch_id)
         for ready in released.ready:
@@ -248,59 +245,20 @@ class SimulatedExecutor:
             else:
                 self._do(ready)
         for begun in released.begun:
-            if begun.batch_id in self._running:
+            if begun.batch_id in self._steps.running:
                 self._begin(begun.batch_id)
-
-    def _hidden(self, running: SimulatedBatch) -> float:
-        """Return the seconds that a batch saves because it was sent while another ran."""
-        waited, first = self._now - running.submitted_at, running.work.step
-        if not waited:
-            return 0.0
-        step_time = self._cost_model.step_time
-        return min(waited, HIDDEN_SHARE * (step_time(first) - step_time(replace(first, is_first=False))))
-
-    def _start_step(self, batch_id: int, running: SimulatedBatch, hidden: float = 0.0) -> None:
-        step = running.work.step
-        if step.holders:
-            idle_ids = frozenset(i for i in step.holders if i not in self._computing)
-            others = [other for i, other in self._running.items() if i != batch_id]
-            served_time = self._cost_model.served_time
-            shares = {i: sum(o.read_share(i, served_time) for o in others) for i in step.holders}
-            step = replace(step, idle_holder_ids=idle_ids, read_shares=shares)
-        seconds = running.slowness * (self._cost_model.step_time(step) - hidden)
-        running.step_ends_at = ends_at = self._now + seconds
-        group = running.plan.group.instance_ids
-        seconds += max(self._moving.lost_seconds(i, self._now, ends_at) for i in group)
-        running.step_seconds = seconds
-        self._processors.start(batch_id, self._now, seconds, running.plan.group.dop)
-        delays: dict[int, float] = {}  # by batch, which waits for the member that serves longest
-        for instance_id, work in step.holders.items():
-            if (delayed_id := self._computing.get(instance_id)) is not None:
-                served = self._cost_model.served_time(work)
-                delays[delayed_id] = max(served, delays.get(delayed_id, 0.0))
-        for delayed_id, delay in delays.items():
-            self._processors.delay(delayed_id, delay)
 
     def _end_step(self, batch_id: int) -> TokensProduced:
         """Return the tokens of a step; begin the next at once, or finish the batch."""
-        running = self._running[batch_id]
+        running = self._steps.running[batch_id]
         event = TokensProduced(self._now, batch_id, running.num_steps_taken, running.sample())
-        running.take_step()
-        if running.sampled and running.num_steps_taken < running.last_step:
-            self._start_step(batch_id, running)
-        else:
-            self._idle_tracker.work(running.plan.group.instance_ids, self._now)
+        if not self._steps.end(batch_id, self._now):
             self._schedule(self._now, BatchFinished(self._now, batch_id, running.num_steps_taken))
         return event
 
     def _start_migration(self, instruction: MoveKV) -> None:
-        migration = instruction.migration
-        self._migrations[instruction.migration_id] = migration
-        time, carrying = self._moving.start(migration, self._now)
-        for link in carrying:
-            if (batch_id := self._computing.get(link.instance_id)) is not None:
-                overlap = min(link.end, self._running[batch_id].step_ends_at) - link.begin
-                self._processors.delay(batch_id, self._moving.lost_share * max(0.0, overlap))
+        self._migrations[instruction.migration_id] = instruction.migration
+        time = self._steps.move(instruction.migration, self._now)
         self._schedule(time, MigrationFinished(time, instruction.migration_id, is_committed=True))
 
     def _lose(self, instance_id: InstanceId) -> tuple[int, ...]:
@@ -325,8 +283,7 @@ class SimulatedExecutor:
         in_flight = [batch for batch in self._in_flight.values() if batch.batch_id in void]
         for batch in in_flight:
             self._in_flight.void(batch)
-            if self._running.pop(batch.batch_id, None) is not None:
-                self._processors.cancel(batch.batch_id, self._now)
+            self._steps.cancel(batch.batch_id, self._now)
         for batch in in_flight:
             self._end_batch(batch, Stage.LEFT)
         for migration_id, migration in tuple(self._migrations.items()):

@@ -39,6 +39,7 @@ class SimulatedBatch:
     next_end: int = field(init=False)
     work: LeaseWork = field(init=False)  # from its beginning on
     step_seconds: float = 0.0  # of the present step, from its beginning on
+    read_shares: Mapping[InstanceId, float] = field(default_factory=dict)  # of others then, by holder
 
     def __post_init__(self) -> None:
         self._see_next_end()
@@ -66,10 +67,14 @@ class SimulatedBatch:
         self._see_next_end()
 
     def read_share(self, holder_id: InstanceId, served_time: Callable[[InstanceWork], float]) -> float:
-        """Return the share of time in which an instance reads for this batch, whose group is another."""
+        """Return the share of time in which an instance reads for this batch, whose group is another.
+
+        It reads slowly while it reads for others, too.
+        """
         if not self.step_seconds or (work := self.work.step.holders.get(holder_id)) is None:
             return 0.0
-        return served_time(work) / self.step_seconds
+        slowed = served_time(work) * (1 + self.read_shares.get(holder_id, 0.0))
+        return min(1.0, slowed / self.step_seconds)
 
     def _see_next_end(self) -> None:
         self.next_end = min((most - had for _, had, most, _ in self.sampled), default=0) - 1

@@ -12,51 +12,39 @@ from loong.core.errors import ClusterError
 from loong.core.events import (
     BatchEndPredicted,
     BatchFinished,
-    BatchStarted,
     Drained,
     Event,
     InstanceLost,
     MigrationFinished,
-    TokensProduced,
-    joined,
 )
-from loong.core.instructions import ExtendLease, Instruction, MoveKV, ReleaseKV, RunBatch, ShareKV, StopLease
+from loong.core.instructions import (
+    ExtendLease,
+    Instruction,
+    LendSlots,
+    MoveKV,
+    ReleaseKV,
+    ReleaseWindows,
+    RunBatch,
+    ShareKV,
+    StopLease,
+)
 from loong.core.placement import InstanceId
 from loong.core.prompt_logprobs import PromptLogprobs
 from loong.executor.batch_queue import BatchQueue, Ready
 from loong.executor.batch_reports import BatchReports
 from loong.executor.endpoints import Endpoints, WorkerId
+from loong.executor.event_stream import EventStream
 from loong.executor.in_flight import InFlight, Stage, SubmittedBatch
 from loong.executor.lookahead import EndPredictions, LookaheadMargin
 from loong.executor.losses import Losses
 from loong.executor.membership import Membership
 from loong.executor.outstanding import Outstanding
 from loong.executor.recovery import Recovery, Restarts
+from loong.executor.worker_reports import WorkerReports
 from loong.messages.stray_frames import StrayFrames
-from loong.messages.stream import Stream
-from loong.messages.wire import (
-    HEARTBEAT_SECONDS,
-    BatchBegun,
-    BatchDone,
-    BatchFailed,
-    CommandDone,
-    ForgetFailures,
-    Heartbeat,
-    MigrationDone,
-    PromptScored,
-    Shutdown,
-    StepDone,
-    WireError,
-    WorkerFailed,
-    WorkerReady,
-    WorkerReport,
-    decode_report,
-)
+from loong.messages.wire import HEARTBEAT_SECONDS, ForgetFailures, Shutdown, SlotsLent
 
 logger = logging.getLogger(__name__)
-
-_OF_BATCHES = BatchStarted | TokensProduced | BatchEndPredicted | BatchFinished
-MAX_TURN_SECONDS = 0.005  # of a caller that takes events, after which other tasks run
 
 
 class WorkersExecutor:
@@ -75,12 +63,12 @@ class WorkersExecutor:
         restarts: Restarts | None = None,
     ) -> None:
         self._strays = StrayFrames("the engine's socket for reports")
-        self.members = Membership(endpoints, heartbeat, self._strays, self._report_membership, restarts)
-        self._restarts = restarts
+        self.members = Membership(
+            endpoints, heartbeat, self._strays, lambda event_at: self.post(event_at(self.now)), restarts
+        )
+        self.restarts = restarts
         self._sockets, self.calls = self.members.sockets, self.members.calls
-        self._events = Stream[Event | Drained | BaseException]()
-        self._ending: Drained | BaseException | None = None  # the end after the last event
-        self._turn_began_at = monotonic()
+        self._events = EventStream()
         self._in_flight = InFlight()
         self._outstanding = Outstanding()
         self._queue = BatchQueue(self._in_flight)
@@ -88,6 +76,7 @@ class WorkersExecutor:
         self._losses = Losses(self._declare_lost)
         self._recovery = Recovery(self._in_flight)
         self.take_prompt_logprobs: Callable[[PromptLogprobs], None] = lambda _: None
+        self.take_lent: Callable[[SlotsLent], None] = lambda _: None
         self._reports = BatchReports(
             self._in_flight,
             self._recovery,
@@ -97,7 +86,18 @@ class WorkersExecutor:
             take_left=self._take_left,
             take_prompt_logprobs=lambda part: self.take_prompt_logprobs(part),
         )
-        self._num_strays = dict.fromkeys(endpoints.commands, 0)  # of each worker's sockets
+        self._worker_reports = WorkerReports(
+            self._in_flight,
+            self._outstanding,
+            self.members,
+            self._losses,
+            self._reports,
+            self._strays,
+            join=self._join,
+            end_migration=self._end_migration,
+            take_lent=lambda report: self.take_lent(report),
+            replaced=restarts is not None,
+        )
         self._started_at = monotonic()
 
     @property
@@ -118,24 +118,16 @@ class WorkersExecutor:
     @property
     def trouble(self) -> str:
         """Return the reason why no lost instance can start again, an empty string if there is none."""
-        return self._restarts.trouble() if self._restarts is not None else ""
-
-    @property
-    def restarts(self) -> Restarts | None:
-        """Return how lost instances are started again, None if they are not."""
-        return self._restarts
+        return self.restarts.trouble() if self.restarts is not None else ""
 
     @property
     def num_stray_frames(self) -> int:
         """Return the frames that were dropped on the sockets of this process and of the workers."""
-        return self._strays.num_dropped + sum(self._num_strays.values())
+        return self._strays.num_dropped + sum(self._worker_reports.num_strays.values())
 
     def post(self, event: Event | Drained) -> None:
         """Add an event of this process to the stream."""
         self._events.put(event)
-
-    def _report_membership(self, event_at: Callable[[float], Event]) -> None:
-        self.post(event_at(self.now))
 
     def lose(self, worker_id: WorkerId, reason: str) -> None:
         """Record that a worker is gone, unless its instance was dropped before.
@@ -144,10 +136,10 @@ class WorkersExecutor:
         """
         if worker_id not in self.members.endpoints.commands:
             return
-        if self._restarts is not None and self.members.is_starting(worker_id[0]):
+        if self.restarts is not None and self.members.is_starting(worker_id[0]):
             logger.warning("instance %d did not start: %s", worker_id[0], reason)
             self.members.drop(worker_id[0])
-            self._restarts.end(worker_id[0])
+            self.restarts.end(worker_id[0])
             self.members.start_again(worker_id[0])
             self._check_members()
         else:
@@ -156,7 +148,7 @@ class WorkersExecutor:
     def _declare_lost(self, instance_id: InstanceId, reason: str) -> None:
         if self.members.fails_to_start(instance_id, reason):
             return
-        if self._restarts is None:
+        if self.restarts is None:
             self.post(InstanceLost(self.now, instance_id, reason))
             return
         logger.error("instance %d was lost: %s", instance_id, reason)
@@ -170,7 +162,7 @@ class WorkersExecutor:
             batch.workers.difference_update(workers)
         for migration_id in self._outstanding.drop_workers(workers):
             self.post(MigrationFinished(self.now, migration_id, is_committed=False))
-        self._restarts.end(instance_id)
+        self.restarts.end(instance_id)
         self._report_losses()
 
     def _report_losses(self) -> None:
@@ -198,6 +190,10 @@ class WorkersExecutor:
         self._losses.rejoin(instance_id)
         self.members.join(instance_id)
 
+    def _end_migration(self, migration_id: int, is_committed: bool) -> None:
+        self.post(MigrationFinished(self.now, migration_id, is_committed))
+        self._report_losses()
+
     def fail(self, error: BaseException) -> None:
         """Raise this error in `next_events`, after the events so far."""
         self._events.put(error)
@@ -207,42 +203,19 @@ class WorkersExecutor:
 
         Raises the error of `fail`, and `InvalidEventError` if workers contradict each other.
         """
-        events: list[Event] = []
         self._end_predictions.end_planning()
-        if self._ending is None:
-            await self._let_others_run()
-            self._drain()
-            void = set[int]()  # of losses in this list: their later events are void too
-            for item in await self._events.get_all():
-                if isinstance(item, Drained | BaseException):
-                    self._ending = item
-                    break
-                if void and isinstance(item, _OF_BATCHES) and item.batch_id in void:
-                    continue
-                if isinstance(item, BatchFinished):
-                    self._in_flight.report(item.batch_id)
-                if isinstance(item, InstanceLost):
-                    item = self._with_void_batches(item)
-                    void.update(item.void_batch_ids)
-                events.append(item)
-        if isinstance(self._ending, BaseException) and not events:
-            raise self._ending
-        return joined(events)
+        return await self._events.take(self._drain, self._seen)
 
-    def _with_void_batches(self, event: InstanceLost) -> InstanceLost:
-        """Return a loss as the engine is to see it. Batches that it plans from then on are not void."""
-        if self._restarts is None:
+    def _seen(self, event: Event) -> Event:
+        """Return an event as the engine is to see it. Batches that it plans after a loss are not void."""
+        if isinstance(event, BatchFinished):
+            self._in_flight.report(event.batch_id)
+        if self.restarts is None or not isinstance(event, InstanceLost):
             return event
         self._close_void(self._recovery.see(event.instance_id))
         event = replace(event, void_batch_ids=self._recovery.report())
         self._sockets.send(self.members.endpoints.commands, ForgetFailures(event.void_batch_ids))
         return event
-
-    async def _let_others_run(self) -> None:
-        """Suspend if the last suspension was long ago: taking available events does not suspend."""
-        if monotonic() - self._turn_began_at > MAX_TURN_SECONDS:
-            await asyncio.sleep(0)
-            self._turn_began_at = monotonic()
 
     def submit(self, instructions: Iterable[Instruction]) -> None:
         """Send each instruction to the workers that have a part in it, once they can."""
@@ -265,7 +238,7 @@ class WorkersExecutor:
                     self._end_predictions.begin(batch, self.now)
             case MoveKV():
                 self._outstanding.begin_migration(instruction.migration_id, workers)
-            case ExtendLease() | StopLease() | ReleaseKV() | ShareKV():
+            case ExtendLease() | StopLease() | ReleaseKV() | ReleaseWindows() | ShareKV() | LendSlots():
                 pass
             case _:
                 assert_never(instruction)
@@ -292,33 +265,7 @@ class WorkersExecutor:
 
         Raises `InvalidEventError` if it contradicts another's.
         """
-        try:
-            report = decode_report(frame)
-        except WireError as error:
-            self._strays.drop("a frame that is no report", str(error))
-            return
-        match report:
-            case StepDone() | BatchBegun() | PromptScored() | BatchDone() | BatchFailed():  # most are
-                batch = self._in_flight.get(report.batch_id)
-                if batch is not None and batch.expects(report):
-                    self._reports.take(batch, report)
-                    return
-                is_of_a_loss = report.batch_id in self._in_flight.void_ids
-            case _ if self._is_expected(report):
-                self._translate(report)
-                return
-            case _:
-                is_known = report.instance_id < self.members.endpoints.num_instances
-                is_of_a_loss = self._restarts is not None and is_known
-        if not is_of_a_loss:
-            self._strays.drop(f"a {type(report).__name__} that is not expected", repr(report))
-
-    def _is_expected(self, report: WorkerReport) -> bool:
-        """Return whether a report is of a known worker, and of a migration that it has not reported."""
-        worker_id = report.instance_id, report.tp_rank
-        if isinstance(report, MigrationDone):
-            return self._outstanding.has_migration(report.migration_id, worker_id)
-        return worker_id in self.members.endpoints.commands
+        self._worker_reports.receive(frame)
 
     async def watch_silence(self) -> None:
         """Once all are ready, declare workers lost that miss too many heartbeats; runs until cancelled."""
@@ -339,26 +286,6 @@ class WorkersExecutor:
     def close(self) -> None:
         """Close all sockets; queued messages have a second to leave."""
         self._sockets.close()
-
-    def _translate(self, report: WorkerReport) -> None:
-        match report:
-            case WorkerReady():
-                if self.members.take_ready(report):
-                    self._join(report.instance_id)
-            case Heartbeat():
-                worker_id = report.instance_id, report.tp_rank
-                self.members.heartbeats.hear(worker_id)
-                self._num_strays[worker_id] = report.num_stray_frames
-            case MigrationDone():
-                if (is_committed := self._outstanding.end_migration(report)) is not None:
-                    self.post(MigrationFinished(self.now, report.migration_id, is_committed))
-                    self._report_losses()
-            case CommandDone():
-                self.calls.take(report)
-            case WorkerFailed():
-                self._losses.take(report)
-            case _:
-                assert_never(report)
 
     def _take_left(self, batch: SubmittedBatch) -> None:
         """Go on after a worker has left a batch, which has ended or is void."""

@@ -8,8 +8,14 @@ from loong.core.errors import ConfigError
 _PACKAGES = {AttentionKernels.FA3: "fa3_fwd", AttentionKernels.LIGHTLLM: "lightllm"}
 
 
-def check_attention_kernels(chosen: AttentionKernels, device: str) -> None:
-    """Raise `ConfigError` if the device is no GPU, or the package with the kernels is not installed."""
+def check_attention_kernels(chosen: AttentionKernels, device: str, kv_cache_dtype: str = "auto") -> None:
+    """Raise `ConfigError` if the device is no GPU, the kernels do not take this KV, or their package is not
+    installed.
+    """
+    if chosen not in (AttentionKernels.AUTO, AttentionKernels.TRITON) and kv_cache_dtype != "auto":
+        raise ConfigError(
+            f"--attention-kernels {chosen} takes no --kv-cache-dtype {kv_cache_dtype}; only triton does"
+        )
     if chosen is not AttentionKernels.AUTO and device == "cpu":
         raise ConfigError(f"--attention-kernels {chosen} needs --device cuda; processors have their own")
     package = _PACKAGES.get(chosen)

@@ -14,7 +14,7 @@ from loong.foreign_json import NOT_JSON
 from loong.hardware.devices import DEVICES
 from loong.scheduler.cost.cost_model import Coefficients, ServiceLane, WorkCostModel
 from loong.scheduler.cost.network import LinkRates, Links, Network
-from loong.scheduler.cost.roofline import ModelShape, cuda_graph_limits, roofline
+from loong.scheduler.cost.roofline import ModelShape, cuda_graph_limits, roofline, window_reads
 
 FORMAT = 11
 FORMER = 10  # whose graph limits have no room for more KV than rows
@@ -22,7 +22,15 @@ _NEW = {"relay", "relayed_key"}  # coefficients that former versions do not meas
 LEAST_BANDWIDTH, MOST_BANDWIDTH = 1.0, 1e18  # bytes a second
 
 # Sizes that older files lack, because all models had these.
-_NEW_SIZES = {"num_experts": 0, "num_chosen_experts": 0, "num_idle_parameters": 0, "has_fp8_layers": 0}
+_NEW_SIZES = {
+    "num_experts": 0,
+    "num_chosen_experts": 0,
+    "num_idle_parameters": 0,
+    "has_fp8_layers": 0,
+    "has_fp8_kv": 0,
+    "window": 0,
+    "num_window_layers": 0,
+}
 T = TypeVar("T", ModelShape, Coefficients, CudaGraphLimits, HostTimes, ServiceLane, Links, LinkRates)
 
 
@@ -106,7 +114,8 @@ class CostModelFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         `host_ids` has the host of each instance, and is empty for one host.
         """
         links = Links(**{name: LinkRates(**rates) for name, rates in self.links.items()})
-        limits = cuda_graph_limits(ModelShape(**self.shape), CudaGraphLimits(**self.graph_limits))
+        shape = ModelShape(**self.shape)
+        limits = cuda_graph_limits(shape, CudaGraphLimits(**self.graph_limits))
         return WorkCostModel(
             Coefficients(**self.coefficients),
             self.overlap,
@@ -114,7 +123,8 @@ class CostModelFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
             num_instances,
             ServiceLane(**self.lane),
             HostTimes(**self.host),
-            Network.of(host_ids, links, self.shape["num_layers"]),
+            Network.of(host_ids, links, shape.num_layers),
+            windows=window_reads(shape),
         )
 
     def extrapolations(self, greatest: Mapping[str, float]) -> list[str]:

@@ -10,7 +10,7 @@ of the host.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import ceil, hypot
+from math import ceil, hypot, inf
 
 from loong.scheduler.cost.roofline import ModelShape
 
@@ -40,11 +40,15 @@ class OfferedDevice:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """The mean lengths of requests in tokens, and the seconds that a token of an answer may take."""
+    """The mean lengths of requests in tokens, and the seconds that a token of an answer may take.
+
+    Prompts may be computed on other devices than those of the unit.
+    """
 
     num_prompt_tokens: float
     num_output_tokens: float
     tpot: float
+    has_prompts: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,12 +116,16 @@ class Offer:
         return ceil(request_rate * self.demand.num_output_tokens / self.output_rate)
 
     def step_time(self, batch_size: int) -> float:
-        """Return the seconds of a step, with the share of prompts that comes with it."""
+        """Return the seconds of a step, and of the share of prompts that comes with it.
+
+        Prompts are computed between steps, so that nothing hides them.
+        """
         num_parts = self.mix.num_micro_batches
         size = batch_size / num_parts
-        computing = self.products_time(size) + self._prompts_time(size)
+        computing = self.products_time(size)
         attending = self._attention_time(size) + self._travel_time(size)
-        return computing + attending if num_parts == 1 else num_parts * max(computing, attending)
+        step = computing + attending if num_parts == 1 else num_parts * max(computing, attending)
+        return step + self._prompts_time(batch_size)
 
     def products_time(self, batch_size: float) -> float:
         """Return the seconds of all but attention, for one token of each request."""
@@ -158,23 +166,34 @@ class Offer:
         return 2 * self.shape.num_layers * (num_bytes / device.peer_bandwidth + 2 * device.peer_latency)
 
     def _prompts_time(self, batch_size: float) -> float:
-        return self.prefill_time * batch_size / self.demand.num_output_tokens
+        """Return the seconds of the prompts that come with a step, and of their KV on its way."""
+        if not (demand := self.demand).has_prompts:
+            return 0.0
+        pushing = demand.num_prompt_tokens * self.shape.kv_bytes / self._link
+        return (self.prefill_time + pushing) * batch_size / demand.num_output_tokens
 
     def _attention_time(self, batch_size: float) -> float:
         mix, demand = self.mix, self.demand
         holder, number = (mix.memory, mix.num_memory) if mix.memory else (mix.computing, mix.num_computing)
         length = demand.num_prompt_tokens + demand.num_output_tokens / 2
-        return batch_size * length * self.shape.kv_bytes / (number * holder.memory_bandwidth)
+        return batch_size * self.shape.read_kv_bytes(length) / (number * holder.memory_bandwidth)
 
     def _travel_time(self, batch_size: float) -> float:
         mix = self.mix
         if mix.memory is None:
             return 0.0
-        bandwidth = min(
+        delay = 2 * self.shape.num_layers * max(mix.computing.latency, mix.memory.latency)
+        return batch_size * traveling_bytes(self.shape) / self._link + delay
+
+    @property
+    def _link(self) -> float:
+        """Return the bytes a second between computing and memory devices; infinite without the latter."""
+        mix = self.mix
+        if mix.memory is None:
+            return inf
+        return min(
             mix.num_computing * mix.computing.link_bandwidth, mix.num_memory * mix.memory.link_bandwidth
         )
-        delay = 2 * self.shape.num_layers * max(mix.computing.latency, mix.memory.latency)
-        return batch_size * traveling_bytes(self.shape) / bandwidth + delay
 
 
 def offers(

@@ -61,7 +61,7 @@ _H200 = DeviceRates(
     ring_launch=2.8e-4,
     hop_launch=2.8e-4,
     beside_ring_launch=3.7e-3,
-    relay_delay=1.2e-5,  # five more kernels of a captured step
+    relay_delay=2.3e-5,  # measured: five more kernels of a captured step
     lane_delay=9.7e-5,  # measured on two H100s, the same for 1k to 64k of KV and for 1 to 64 requests
 )
 # In proportion to published peaks.

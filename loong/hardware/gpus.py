@@ -46,6 +46,17 @@ def host_gpus() -> tuple[Gpu, ...]:
     return tuple(map(_usable, gpus))
 
 
+def visible_devices(first: int, number: int) -> dict[str, str]:
+    """Return the variable that shows processes `number` GPUs of this host, from the one numbered `first`.
+
+    After the last GPU comes the first one.
+    """
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    named = [str(i) for i in range(len(host_gpus()))] if visible is None else visible.split(",")
+    chosen = dict.fromkeys(named[i % len(named)] for i in range(first, first + number))
+    return {"CUDA_VISIBLE_DEVICES": ",".join(chosen)}
+
+
 def check_alike(hosts: Sequence[Sequence[Gpu]]) -> None:
     """Raise `ClusterError` if a host has other GPUs, or less free memory, than the first, where KV fits."""
     names, least = {gpu.name for gpu in hosts[0]}, min(gpu.free_bytes for gpu in hosts[0])

@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 from loong.core.cost.cuda_graph_limits import CudaGraphLimits
 from loong.core.errors import ConfigError
-from loong.core.instance import MAX_SERVED_LEASES, MAX_SERVED_LISTS
+from loong.core.instance import MAX_SERVED_LEASES, MAX_SERVED_LISTS, MAX_SERVED_TOKENS
+from loong.core.kv_layout import KVLayout
 from loong.hardware.gpus import Gpu
 from loong.model.config import DTYPE_BYTES, ModelConfig
 from loong.model.quantization.config import Method
@@ -22,18 +23,34 @@ CHANNEL_BYTES_A_PEER = 2**28  # of a GPU, for tensors that a peer sends when the
 MAILBOX_ROWS = 8704  # that an instance sends in captured steps, of all sizes
 LIST_BYTES_A_TOKEN = 8 * MAX_SERVED_LISTS * (1 + MAX_SERVED_LEASES)  # of its slots, in leases at a time
 _SCALE_BYTES = 4
+MOST_DECODES = 512  # of an instance alone, in a captured step
 GRAPH_BYTES = 4 * GIB  # for captured steps, and to draw from the logits of 512 requests
 
 
-def fit_kv_capacity(config: ModelConfig, num_instances: int, asked: int | None) -> int:
+def fit_kv_capacity(
+    config: ModelConfig,
+    num_instances: int,
+    asked: int | None,
+    num_memory: int = 0,
+    memory_tokens: int = 0,
+    window_tokens: int | None = None,
+) -> int:
     """Return the tokens of KV an instance: those asked for, or (None) as many as memory suggests.
 
+    Of `num_memory` memory instances, each has `memory_tokens`, or (0) as many as the others, and no weights.
+    Layers with a window have KV of `window_tokens` on each, or (None) of as many as the others.
     Raises `ConfigError` if they do not fit together with the weights of every instance.
     """
     weights, available = weight_bytes(config), _available_bytes()
-    room = int(available * (MEMORY_SHARE if asked is None else 1))
-    token_bytes = config.kv_layout().bytes_per_token
-    fitting = (room // num_instances - weights) // token_bytes
+    layout = config.kv_layout()
+    token_bytes = layout.bytes_per_token
+    if window_tokens is not None:
+        token_bytes -= layout.window_bytes_per_token
+        available -= (num_instances + num_memory) * window_tokens * layout.window_bytes_per_token
+    available -= num_memory * memory_tokens * token_bytes
+    room = int(max(0, available) * (MEMORY_SHARE if asked is None else 1))
+    num_pools = num_instances if memory_tokens else num_instances + num_memory
+    fitting = (room - num_instances * weights) // (num_pools * token_bytes)
     tokens = min(fitting, MAX_AUTO_TOKENS) if asked is None else asked
     if not 1 <= tokens <= fitting:
         needs, has = f"{_gib(weights)} of weights", f"{_gib(room)} are available"
@@ -113,10 +130,13 @@ def fit_gpu_kv_capacity(
     graph_limits: CudaGraphLimits,
     *,
     keeps_fp8: bool = False,
+    has_weights: bool = True,
+    memory_tokens: int = 0,
 ) -> int:
     """Return the tokens of KV an instance: `asked`, or what fits `utilization` of free GPU memory.
 
     The rest is for activations. `gpus` are those of this host, and other hosts are taken to have the same.
+    All lists of slots have room for those of a memory instance with `memory_tokens`.
     Raises `ConfigError` if there are too few GPUs, or weights and KV do not fit.
     """
     num_instances, tp_size, num_hosts = size
@@ -126,14 +146,15 @@ def fit_gpu_kv_capacity(
             f"--num-instances is {num_instances}{on_hosts} and --tensor-parallel-size {tp_size}, "
             f"but this host has {len(gpus)} GPUs"
         )
-    weights = weight_bytes(config, keeps_fp8=keeps_fp8) // tp_size
+    weights = weight_bytes(config, keeps_fp8=keeps_fp8) // tp_size if has_weights else 0
     layout = config.kv_layout(tp_size)
-    reserved = GRAPH_BYTES + arena_bytes(config, size)
+    reserved = GRAPH_BYTES + arena_bytes(config, size) + window_list_bytes(layout, num_instances)
+    lists_a_token = LIST_BYTES_A_TOKEN * (1 + 2 * len(_windows(layout)))  # with positions for windows
     room = int(utilization * min(gpu.free_bytes for gpu in gpus[: size.most_of_a_host]))
 
     def needed(tokens: int) -> int:
         copied = graph_limits.num_copied(num_instances * tokens)  # of a layer, in captured steps
-        lists = tokens * LIST_BYTES_A_TOKEN
+        lists = max(tokens, memory_tokens) * lists_a_token
         return weights + reserved + tokens * layout.bytes_per_token + copied * layout.row_bytes + lists
 
     fitting = bisect_right(range(1, room // layout.bytes_per_token), room, key=needed)
@@ -152,6 +173,16 @@ def arena_bytes(config: ModelConfig, size: ClusterSize) -> int:
     """Return the bytes of a GPU for what all others send: its channels and mailboxes, at most."""
     row_bytes = config.mailbox_row_bytes(size.tp_size)
     return CHANNEL_BYTES_A_PEER * size.num_gpus + MAILBOX_ROWS * row_bytes * size.num_instances
+
+
+def window_list_bytes(layout: KVLayout, num_instances: int) -> int:
+    """Return the bytes of lists of the keys in the windows of all queries, in leases at a time."""
+    num_queries = max(MOST_DECODES, num_instances * MAX_SERVED_TOKENS)
+    return 16 * sum(_windows(layout)) * num_queries * (1 + MAX_SERVED_LEASES)
+
+
+def _windows(layout: KVLayout) -> list[int]:
+    return [window for window in layout.windows if window is not None]
 
 
 def weight_bytes(config: ModelConfig, *, keeps_fp8: bool = False) -> int:

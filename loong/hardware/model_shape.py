@@ -18,6 +18,7 @@ def shape_of(config: ModelConfig, *, keeps_fp8: bool = False) -> ModelShape:
     in_expert = 3 * config.hidden_size * experts.intermediate_size if experts else 0
     num_chosen, num_experts = (experts.num_chosen, experts.num_experts) if experts else (0, 0)
     in_mlps = (config.num_layers - num_sparse) * in_mlp + num_sparse * num_chosen * in_expert
+    windows = [window for window in config.layer_windows if window is not None]
     is_fp8 = config.quantization is not None and config.quantization.method is Method.FP8
     return ModelShape(
         num_layers=config.num_layers,
@@ -31,5 +32,8 @@ def shape_of(config: ModelConfig, *, keeps_fp8: bool = False) -> ModelShape:
         num_experts=num_experts,
         num_chosen_experts=num_chosen,
         has_fp8_layers=int(is_fp8 and keeps_fp8),
+        has_fp8_kv=int(config.has_fp8_kv),
         num_idle_parameters=num_sparse * (num_experts - num_chosen) * in_expert,
+        window=max(windows, default=0),
+        num_window_layers=len(windows),
     )

@@ -20,13 +20,16 @@ from loong.core.grammar import Grammar
 from loong.core.instance import Service
 from loong.core.instructions import (
     ExtendLease,
+    LendSlots,
     MoveKV,
     ReleaseKV,
+    ReleaseWindows,
     RunBatch,
     RunScoredBatch,
     ShareKV,
     StopLease,
 )
+from loong.core.kv_layout import LentSlots
 from loong.core.placement import InstanceId
 from loong.core.prompt_logprobs import PromptLogprobs
 
@@ -82,7 +85,9 @@ Command: TypeAlias = (
     | StopLease
     | MoveKV
     | ReleaseKV
+    | ReleaseWindows
     | ShareKV
+    | LendSlots
     | PrepareGrammar
     | StartTrace
     | EndTrace
@@ -194,6 +199,16 @@ class CommandDone:
 
 
 @dataclass(frozen=True, slots=True)
+class SlotsLent:
+    """A worker keeps slots free for another engine."""
+
+    loan_id: str
+    instance_id: InstanceId
+    tp_rank: int
+    slots: LentSlots
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerFailed:
     """A worker cannot go on.
 
@@ -208,7 +223,7 @@ class WorkerFailed:
 
 BatchReport: TypeAlias = BatchBegun | StepDone | PromptScored | BatchDone | BatchFailed
 """A worker's report of a batch in flight."""
-WorkerReport: TypeAlias = WorkerReady | Heartbeat | MigrationDone | CommandDone | WorkerFailed
+WorkerReport: TypeAlias = WorkerReady | Heartbeat | MigrationDone | CommandDone | SlotsLent | WorkerFailed
 """Any other report."""
 Report: TypeAlias = BatchReport | WorkerReport
 
@@ -219,7 +234,9 @@ _COMMANDS: tuple[type[Command], ...] = (
     StopLease,
     MoveKV,
     ReleaseKV,
+    ReleaseWindows,
     ShareKV,
+    LendSlots,
     PrepareGrammar,
     StartTrace,
     EndTrace,
@@ -236,6 +253,7 @@ _REPORTS: tuple[type[Report], ...] = (
     BatchFailed,
     MigrationDone,
     CommandDone,
+    SlotsLent,
     WorkerFailed,
 )
 

@@ -4,8 +4,9 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import TYPE_CHECKING, Final
 
+from loong.core.activation import Activation
 from loong.core.errors import ConfigError
-from loong.core.kv_layout import KVLayout, row_of_heads
+from loong.core.kv_layout import KVLayout, row_of_fp8_heads, row_of_heads
 from loong.model.expert_config import ExpertConfig
 from loong.model.quantization.config import Quantization
 from loong.model.rope_config import DynamicRope, LinearRope, RopeConfig, YarnRope
@@ -47,7 +48,17 @@ class Scales:
                 )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Norms:
+    """The RMS norms of a model."""
+
+    offset: float = 0.0  # added to all weights
+    is_wide: bool = False  # weights are float32, by which float32 is multiplied
+    has_outputs: bool = False  # of what attention and MLP add to hidden states, too
+
+
 NO_SCALES: Final = Scales()
+USUAL_NORMS: Final = Norms()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,10 +82,16 @@ class ModelConfig:
     has_o_bias: bool = False
     has_mlp_bias: bool = False
     has_qk_norm: bool = False
+    has_sinks: bool = False  # a logit of each head, which is in each softmax
+    norms: Norms = USUAL_NORMS
+    activation: Activation = Activation.SILU
     scales: Scales = NO_SCALES
     experts: ExpertConfig | None = None
     quantization: Quantization | None = None  # of the weights of layers
-    sliding_window: int | None = None
+    sliding_window: int | None = None  # of all layers but `full_layers`
+    has_fp8_kv: bool = False
+    full_layers: frozenset[int] = frozenset()
+    local_rope: RopeConfig | None = None  # of layers with a window, if it is another
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
 
@@ -104,7 +121,7 @@ class ModelConfig:
 
     @property
     def torch_dtype(self) -> "torch.dtype":
-        """The dtype of weights, activations and KV."""
+        """The dtype of weights and activations, and of KV unless that is in FP8."""
         import torch  # not at the top: processes that only read a config do not need it
 
         return {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}[self.dtype]
@@ -115,8 +132,18 @@ class ModelConfig:
             raise ConfigError(
                 f"tensor parallel size must divide num_kv_heads={self.num_kv_heads}, got {tp_size}"
             )
-        row_shape = row_of_heads(self.num_kv_heads // tp_size, self.head_dim)
-        return KVLayout(self.num_layers, row_shape, self.dtype)
+        heads = self.num_kv_heads // tp_size, self.head_dim
+        if self.has_fp8_kv:
+            return KVLayout(self.num_layers, row_of_fp8_heads(*heads), "uint8", self.layer_windows)
+        return KVLayout(self.num_layers, row_of_heads(*heads), self.dtype, self.layer_windows)
+
+    @property
+    def layer_windows(self) -> tuple[int | None, ...]:
+        """The window of each layer; see `KVLayout`."""
+        if self.sliding_window is None:
+            return ()
+        layers = range(self.num_layers)
+        return tuple(None if layer in self.full_layers else self.sliding_window for layer in layers)
 
     def mailbox_row_bytes(self, tp_size: int) -> int:
         """Return the bytes of a token of a rank in a mailbox: queries, attention, their lse and flags."""
@@ -138,17 +165,8 @@ class ModelConfig:
         """The most tokens of a sequence that the model supports."""
         match self.rope:
             case LinearRope(factor=factor) | DynamicRope(factor=factor):
-                length = int(self.max_position_embeddings * factor)
+                return int(self.max_position_embeddings * factor)
             case YarnRope(factor=factor, original_max_position_embeddings=original):
-                length = max(self.max_position_embeddings, int(original * factor))
+                return max(self.max_position_embeddings, int(original * factor))
             case _:
-                length = self.max_position_embeddings
-        return length if self.sliding_window is None else min(length, self.sliding_window)
-
-    def check_max_length(self, max_length: int) -> None:
-        """Raise ConfigError if sequences of `max_length` tokens would need a sliding window."""
-        if self.sliding_window is not None and max_length > self.sliding_window:
-            raise ConfigError(
-                f"{self.architecture} has sliding_window={self.sliding_window}, which is not supported: "
-                f"the maximum length must be at most that, got {max_length}"
-            )
+                return self.max_position_embeddings

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from loong.core.activation import Activation
 from loong.kernels import Partial, reference
 from loong.kernels.attend_task import AttendTask
 from loong.kernels.expert_groups import ExpertGroups
@@ -25,6 +26,7 @@ class AttendTable(NamedTuple):
     tiles: tuple[Tile, ...] = ()  # parts of tasks that a faster kernel computes
     is_merged: bool = False  # some query is in several tasks or tiles
     is_cut: bool = False  # consecutive keys may be cut into pieces, as keys in slots always may
+    window: int | None = None  # of the layers: queries see that many positions, their own among them
 
 
 class Device(Protocol):
@@ -81,6 +83,17 @@ class Device(Protocol):
         For `shared` contexts those of all such x, otherwise of most.
         """
 
+    def choose_experts(
+        self, logits: Tensor, num_chosen: int, *, is_normalized: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Return the likeliest experts of logits [T, X], [T, C] int64, and their shares [T, C] float32.
+
+        `is_normalized`: the shares of each token's experts sum to 1.
+        """
+
+    def group_pairs(self, chosen: Tensor, num_experts: int) -> ExpertGroups:
+        """Return the groups of the experts chosen [T, C]."""
+
     def grouped_linear(self, x: Tensor, weight: Tensor, groups: ExpertGroups) -> Tensor:
         """Return x [T, in] of each pair mapped to [P, out] by its expert's weight, of [X, out, in].
 
@@ -98,8 +111,8 @@ class Device(Protocol):
     ) -> None:
         """Add `added`, if given, to residual [T, E] in place, and write the norm of the sum to `out`."""
 
-    def silu_and_mul(self, gate_up: Tensor, *, out: Tensor) -> None:
-        """Write `silu(gate) * up` of gate_up [T, 2 F] to out [T, F]."""
+    def activate_and_mul(self, gate_up: Tensor, activation: Activation, *, out: Tensor) -> None:
+        """Write the activated gates times ups of gate_up [T, 2 F] to out [T, F]."""
 
     def rotate_and_store(
         self,
@@ -150,14 +163,17 @@ class Device(Protocol):
         `total`, float32.
         """
 
-    def plan_attention(self, q: Tensor, kv: Tensor) -> None:
+    def add_sinks(self, total: Partial, sinks: Tensor) -> None:
+        """Merge one more key into all rows of `total`: of the logits sinks [H] float32, and the value 0."""
+
+    def plan_attention(self, q: Tensor, kv: Tensor, windows: Sequence[int | None] = (None,)) -> None:
         """Do the slow preparations of libraries for attention of queries like q [1, H, D] over rows like kv.
 
-        Called once, at start. Values are not read.
+        `windows` are those of the layers. Called once, at start. Values are not read.
         """
 
-    def table(self, tasks: Sequence[AttendTask]) -> AttendTable:
-        """Return tasks in the layout for `attend_blocks`."""
+    def table(self, tasks: Sequence[AttendTask], window: int | None = None) -> AttendTable:
+        """Return tasks in the layout for `attend_blocks`. With a `window`, they have true positions."""
 
     def attend_blocks(
         self,
@@ -172,6 +188,12 @@ class Device(Protocol):
         """Merge attention of the table's tasks over kv [S, 2, K, D], or over its rows `slots`, into
         `total`.
         """
+
+
+def empty_choice(logits: Tensor, num_chosen: int) -> tuple[Tensor, Tensor]:
+    """Return experts [T, C] int64 and shares [T, C] float32 of logits [T, X], not written yet."""
+    shape = len(logits), num_chosen
+    return logits.new_empty(shape, dtype=torch.int64), logits.new_empty(shape, dtype=torch.float32)
 
 
 class CpuDevice:
@@ -216,6 +238,18 @@ class CpuDevice:
     def load_products(self, weight: Tensor, bias: Tensor | None, most_rows: int) -> None:
         """See Device. Libraries of processors have no kernels to load."""
 
+    def choose_experts(
+        self, logits: Tensor, num_chosen: int, *, is_normalized: bool
+    ) -> tuple[Tensor, Tensor]:
+        """See Device."""
+        chosen, weights = empty_choice(logits, num_chosen)
+        reference.choose_experts(logits, is_normalized=is_normalized, chosen=chosen, weights=weights)
+        return chosen, weights
+
+    def group_pairs(self, chosen: Tensor, num_experts: int) -> ExpertGroups:
+        """See Device."""
+        return ExpertGroups.of(chosen, num_experts)
+
     def grouped_linear(self, x: Tensor, weight: Tensor, groups: ExpertGroups) -> Tensor:
         """See Device."""
         out = x.new_empty(len(groups.pairs), weight.shape[1])
@@ -236,9 +270,10 @@ class CpuDevice:
         """See Device."""
         reference.add_rms_norm(residual, weight, eps, out=out, added=added)
 
-    def silu_and_mul(self, gate_up: Tensor, *, out: Tensor) -> None:
+    def activate_and_mul(self, gate_up: Tensor, activation: Activation, *, out: Tensor) -> None:
         """See Device."""
-        out.copy_(reference.silu_and_mul(*gate_up.chunk(2, dim=-1)))
+        gate, up = gate_up.chunk(2, dim=-1)
+        out.copy_(reference.activate_and_mul(gate, up, activation))
 
     def rotate_and_store(
         self,
@@ -288,12 +323,16 @@ class CpuDevice:
         """See Device."""
         reference.attend_shared(q, kv, table, scale=scale, total=total)
 
-    def plan_attention(self, q: Tensor, kv: Tensor) -> None:
+    def add_sinks(self, total: Partial, sinks: Tensor) -> None:
+        """See Device."""
+        reference.add_sinks(total, sinks)
+
+    def plan_attention(self, q: Tensor, kv: Tensor, windows: Sequence[int | None] = (None,)) -> None:
         """See Device."""
 
-    def table(self, tasks: Sequence[AttendTask]) -> AttendTable:
+    def table(self, tasks: Sequence[AttendTask], window: int | None = None) -> AttendTable:
         """See Device."""
-        return AttendTable((torch.tensor(tasks, dtype=torch.int64),))
+        return AttendTable((torch.tensor(tasks, dtype=torch.int64),), window=window)
 
     def attend_blocks(
         self,
@@ -307,4 +346,4 @@ class CpuDevice:
     ) -> None:
         """See Device."""
         for tasks in table.turns:
-            reference.attend_blocks(q, kv, tasks, scale=scale, total=total, slots=slots)
+            reference.attend_blocks(q, kv, tasks, scale=scale, total=total, slots=slots, window=table.window)

@@ -17,6 +17,8 @@ class ExpertConfig:
     num_chosen: int  # for each token
     intermediate_size: int  # of one expert
     is_normalized: bool = True  # the weights of the chosen ones sum to 1
+    has_bias: bool = False  # of the router and of each expert
+    is_stacked: bool = False  # in checkpoints, as gpt-oss has them; see `stacked_experts`
     dense_layers: frozenset[int] = frozenset()  # that have one MLP of the model's intermediate_size instead
 
     def __post_init__(self) -> None:

@@ -19,9 +19,10 @@ def load_model(
     tensor_parallel: TensorParallel,
     device: Device = _CPU,
     quantization: str | None = None,
+    kv_cache_dtype: str = "auto",
 ) -> Decoder:
     """Load one rank of the decoder that `find_config` finds. `seed` is for dummy weights."""
-    config = find_config(model, load_format, dtype, quantization)
+    config = find_config(model, load_format, dtype, quantization, kv_cache_dtype)
     shard = Shard(config, tensor_parallel.rank, tensor_parallel.size)
     if load_format == "dummy":
         parameters = dummy_weights(shard, device.torch_device, seed=seed)

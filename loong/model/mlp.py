@@ -6,7 +6,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from loong.kernels.expert_groups import ExpertGroups
+from loong.core.activation import Activation
 from loong.model.device import Device
 from loong.model.expert_weight import ExpertWeight
 from loong.model.weight import Weight
@@ -28,17 +28,18 @@ class MLP(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GatedMLP:
-    """`down(silu(gate) * up)`. See MLP."""
+    """`down(activation(gate) * up)`. See MLP."""
 
     gate_up: Weight  # out: this rank's gates, then ups
     down: Weight
+    activation: Activation
 
     def apply(self, x: Tensor, device: Device) -> Tensor:
         """See MLP."""
         if len(x) <= _MOST_ROWS:
             gate_up = self.gate_up.apply(x, device)
             gated = gate_up.new_empty(len(gate_up), gate_up.shape[1] // 2)
-            device.silu_and_mul(gate_up, out=gated)
+            device.activate_and_mul(gate_up, self.activation, out=gated)
             return self.down.apply(gated, device)
         out = torch.empty_like(x)
         for rows, target in zip(torch.split(x, _MOST_ROWS), torch.split(out, _MOST_ROWS), strict=True):
@@ -64,6 +65,9 @@ class ExpertMLP:
     down: ExpertWeight
     num_chosen: int
     is_normalized: bool  # the weights of the chosen ones sum to 1
+    activation: Activation
+    gate_up_bias: Tensor | None = None  # [X, out of gate_up]
+    down_bias: Tensor | None = None  # [X, E], on rank 0 alone
 
     def apply(self, x: Tensor, device: Device) -> Tensor:
         """See MLP."""
@@ -71,19 +75,18 @@ class ExpertMLP:
         most_rows = max(1, _MOST_PAIRS // self.num_chosen)
         for rows, target in zip(torch.split(x, most_rows), torch.split(out, most_rows), strict=True):
             chosen, weights = self.choose(rows, device)
-            groups = ExpertGroups.of(chosen, self.gate_up.num_experts)
-            gate_up = self.gate_up.apply(rows, groups, device)
+            groups = device.group_pairs(chosen, self.gate_up.num_experts)
+            gate_up = _biased(self.gate_up.apply(rows, groups, device), self.gate_up_bias, chosen)
             gated = gate_up.new_empty(len(gate_up), gate_up.shape[1] // 2)
-            device.silu_and_mul(gate_up, out=gated)
-            parts = self.down.apply(gated, groups, device)
+            device.activate_and_mul(gate_up, self.activation, out=gated)
+            parts = _biased(self.down.apply(gated, groups, device), self.down_bias, chosen)
             device.expert_sum(parts.view(len(rows), self.num_chosen, x.shape[1]), weights, out=target)
         return out
 
     def choose(self, x: Tensor, device: Device) -> tuple[Tensor, Tensor]:
         """Return the experts of each token, chosen [T, C] int64, and their weights [T, C] float32."""
-        shares = self.router.apply(x, device).softmax(-1, dtype=torch.float32)
-        weights, chosen = shares.topk(self.num_chosen, dim=-1)
-        return chosen, weights / weights.sum(-1, keepdim=True) if self.is_normalized else weights
+        logits = self.router.apply(x, device)
+        return device.choose_experts(logits, self.num_chosen, is_normalized=self.is_normalized)
 
     def load_products(self, device: Device, most_rows: int) -> None:
         """See MLP. The sizes of blocks change with the number of pairs."""
@@ -92,3 +95,8 @@ class ExpertMLP:
         while num_rows <= min(most_rows, self.gate_up.num_experts * _ROWS_AN_EXPERT):
             self.apply(self.gate_up.zeros(num_rows), device)
             num_rows *= 2
+
+
+def _biased(products: Tensor, bias: Tensor | None, chosen: Tensor) -> Tensor:
+    """Add the bias [X, N] of each pair's expert to products [P, N]; None: no bias."""
+    return products if bias is None else products.add_(bias[chosen.flatten()])

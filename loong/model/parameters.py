@@ -8,6 +8,7 @@ from torch import Tensor
 
 from loong.core.errors import ConfigError
 from loong.model.config import ModelConfig
+from loong.model.device import Device
 from loong.model.expert_config import ExpertConfig
 from loong.model.expert_weight import DenseExperts, ExpertWeight, Fp8Experts
 from loong.model.mlp import MLP, ExpertMLP, GatedMLP
@@ -30,6 +31,18 @@ class LayerParameters:
     o: Weight  # in: this rank's heads; the bias is on rank 0 alone, so that the sum over ranks has it once
     mlp_norm: Tensor  # [E]
     mlp: MLP  # its last bias is like that of o
+    attention_out_norm: Tensor | None = None  # [E], of what attention adds to hidden states
+    mlp_out_norm: Tensor | None = None  # [E], of what the MLP adds
+    sinks: Tensor | None = None  # [H] float32, of this rank's heads
+
+
+def normed_out(added: Tensor, norm: Tensor | None, device: Device, eps: float) -> Tensor:
+    """Return what is added to hidden states, normed if the model has a norm for it."""
+    if norm is None:
+        return added
+    normed = torch.empty_like(added)
+    device.add_rms_norm(added, norm, eps, out=normed, added=None)
+    return normed
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +53,14 @@ class Parameters:
     layers: tuple[LayerParameters, ...]
     norm: Tensor  # [E]
     lm_head: Weight  # out: this rank's part of the vocab; tied: a view of the embedding
+
+    @torch.inference_mode()
+    def load_products(self, device: Device, most_rows: int, most_logits: int) -> None:
+        """Load the kernels of `Decoder.forward` for at most `most_rows` tokens, and those of its logits."""
+        layer = self.layers[0]
+        for part in (layer.qkv, layer.o, layer.mlp):
+            part.load_products(device, most_rows)
+        self.lm_head.load_products(device, most_logits)
 
 
 def assemble(
@@ -89,24 +110,31 @@ class _Assembler:
         return Parameters(
             embedding=embedding_of(table, config.scales.embedding),
             layers=tuple(self._layer(index) for index in range(config.num_layers)),
-            norm=self._whole(NORM),
+            norm=self._norm(NORM),
             lm_head=scaled(Dense(lm_head, None), 1 / config.scales.logit_divisor),
         )
 
     def _layer(self, index: int) -> LayerParameters:
         shard, prefix = self.shard, f"model.layers.{index}"
         attention = f"{prefix}.self_attn"
-        has_qk_norm = shard.config.has_qk_norm
+        config, sinks = shard.config, f"{attention}.sinks"
+        mlp_norm, out_norms = "post_attention", dict[str, Tensor]()
+        if config.norms.has_outputs:  # then the usual name is that of another norm
+            out_norms["attention_out_norm"] = self._norm(f"{prefix}.{mlp_norm}_layernorm.weight")
+            out_norms["mlp_out_norm"] = self._norm(f"{prefix}.post_feedforward_layernorm.weight")
+            mlp_norm = "pre_feedforward"
         q = (f"{attention}.q_proj", shard.q_rows)
         k, v = ((f"{attention}.{letter}_proj", shard.kv_rows) for letter in "kv")
         return LayerParameters(
-            attention_norm=self._whole(f"{prefix}.input_layernorm.weight"),
+            attention_norm=self._norm(f"{prefix}.input_layernorm.weight"),
             qkv=self._by_rows([q, k, v]),
-            q_norm=self._whole(f"{attention}.q_norm.weight") if has_qk_norm else None,
-            k_norm=self._whole(f"{attention}.k_norm.weight") if has_qk_norm else None,
+            q_norm=self._norm(f"{attention}.q_norm.weight") if config.has_qk_norm else None,
+            k_norm=self._norm(f"{attention}.k_norm.weight") if config.has_qk_norm else None,
             o=self._by_columns(f"{attention}.o_proj", shard.q_rows),
-            mlp_norm=self._whole(f"{prefix}.post_attention_layernorm.weight"),
-            mlp=self._mlp(f"{prefix}.mlp", shard.config.experts_of(index)),
+            mlp_norm=self._norm(f"{prefix}.{mlp_norm}_layernorm.weight"),
+            mlp=self._mlp(f"{prefix}.mlp", config.experts_of(index)),
+            sinks=self._whole(sinks)[shard.heads].float() if config.has_sinks else None,
+            **out_norms,
         )
 
     def _mlp(self, prefix: str, experts: ExpertConfig | None) -> MLP:
@@ -116,6 +144,7 @@ class _Assembler:
         return GatedMLP(
             gate_up=self._by_rows([(f"{prefix}.{name}_proj", rows) for name in ("gate", "up")]),
             down=self._by_columns(f"{prefix}.down_proj", rows),
+            activation=self.shard.config.activation,
         )
 
     def _expert_mlp(self, prefix: str, experts: ExpertConfig) -> ExpertMLP:
@@ -123,12 +152,25 @@ class _Assembler:
         inputs = [[(f"{name}.{part}_proj.weight", rows) for part in ("gate", "up")] for name in names]
         outputs = [(f"{name}.down_proj.weight", rows) for name in names]
         return ExpertMLP(
-            router=Dense(self._whole(f"{prefix}.gate.weight"), None),
+            router=Dense(
+                self._whole(f"{prefix}.gate.weight"),
+                self._whole(f"{prefix}.gate.bias") if experts.has_bias else None,
+            ),
             gate_up=self._experts([self._stacked(parts) for parts in inputs]),
             down=self._experts([self._columns(name, columns) for name, columns in outputs]),
             num_chosen=experts.num_chosen,
             is_normalized=experts.is_normalized,
+            activation=self.shard.config.activation,
+            **self._expert_biases(names, rows) if experts.has_bias else {},
         )
+
+    def _expert_biases(self, names: list[str], rows: slice) -> dict[str, Tensor]:
+        """Return this rank's biases of experts."""
+        ins = [[(f"{name}.{part}_proj.bias", rows) for part in ("gate", "up")] for name in names]
+        biases = {"gate_up_bias": torch.stack([self._stack(parts) for parts in ins])}
+        if self.shard.rank == 0:
+            biases["down_bias"] = torch.stack([self._whole(f"{name}.down_proj.bias") for name in names])
+        return biases
 
     def _by_rows(self, parts: list[tuple[str, slice]]) -> Weight:
         """Return projections of one input joined into one, with this rank's rows of each."""
@@ -183,6 +225,13 @@ class _Assembler:
 
     def _empty(self, *shape: int) -> Tensor:
         return torch.empty(shape, dtype=self.shard.config.torch_dtype, device=self.device)
+
+    def _norm(self, name: str) -> Tensor:
+        norms = self.shard.config.norms
+        weight = self.source.read(name)
+        if not norms.is_wide:
+            return self._place(weight)
+        return weight.to(device=self.device, dtype=torch.float32) + norms.offset
 
     def _whole(self, name: str) -> Tensor:
         return self._place(self.source.read(name))

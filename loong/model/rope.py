@@ -7,6 +7,7 @@ from typing import assert_never
 import torch
 from torch import Tensor
 
+from loong.model.config import ModelConfig
 from loong.model.rope_config import DefaultRope, DynamicRope, LinearRope, Llama3Rope, RopeConfig, YarnRope
 
 
@@ -32,6 +33,33 @@ class Rotary:
         angles = positions[:, None].float() * frequencies
         angles = torch.cat((angles, angles), dim=-1)
         return (angles.cos() * self.magnitude).to(self.dtype), (angles.sin() * self.magnitude).to(self.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerRotary:
+    """The rotary embeddings of all layers, of which those with a window may have another."""
+
+    usual: Rotary
+    local: Rotary | None
+    is_local: tuple[bool, ...]  # of each layer
+
+    def __call__(self, positions: Tensor, sequence_lengths: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Return cos and sin of each layer; see `Rotary`."""
+        angles = local_angles = self.usual(positions, sequence_lengths)
+        if self.local is not None:
+            local_angles = self.local(positions, sequence_lengths)
+        return [local_angles if is_local else angles for is_local in self.is_local]
+
+
+def layer_rotary(config: ModelConfig, device: torch.device) -> LayerRotary:
+    """Return the rotary embeddings of a model's layers, on `device`."""
+
+    def made(rope: RopeConfig) -> Rotary:
+        return make_rotary(rope, config.head_dim, config.torch_dtype, device, config.scales.scores)
+
+    local = None if config.local_rope is None else made(config.local_rope)
+    windows = config.layer_windows or (None,) * config.num_layers
+    return LayerRotary(made(config.rope), local, tuple(window is not None for window in windows))
 
 
 def make_rotary(

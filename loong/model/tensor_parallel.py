@@ -84,6 +84,11 @@ class Shard:
         return -(-self.config.vocab_size // self.size)
 
     @property
+    def heads(self) -> slice:
+        """The query heads among those of all ranks."""
+        return self._even(self.num_heads)
+
+    @property
     def q_rows(self) -> slice:
         """The rows of the query projection, and the columns of the output projection."""
         return self._even(self.num_heads * self.config.head_dim)

@@ -28,6 +28,12 @@ def _attention_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         "input_layernorm.weight": (hidden,),
         "post_attention_layernorm.weight": (hidden,),
     }
+    if config.norms.has_outputs:
+        shapes |= dict.fromkeys(
+            ("pre_feedforward_layernorm.weight", "post_feedforward_layernorm.weight"), (hidden,)
+        )
+    if config.has_sinks:
+        shapes["self_attn.sinks"] = (config.num_heads,)
     for letter, num_rows in (("q", q), ("k", kv), ("v", kv)):
         shapes |= _linear_shapes(f"self_attn.{letter}_proj", num_rows, hidden, config.has_qkv_bias)
     shapes |= _linear_shapes("self_attn.o_proj", hidden, q, config.has_o_bias)
@@ -43,9 +49,10 @@ def _mlp_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 def _expert_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     if (experts := config.experts) is None:
         return {}
-    shapes: dict[str, tuple[int, ...]] = {"mlp.gate.weight": (experts.num_experts, config.hidden_size)}
+    has_bias, hidden = experts.has_bias, config.hidden_size
+    shapes = _linear_shapes("mlp.gate", experts.num_experts, hidden, has_bias)
     for number in range(experts.num_experts):
-        shapes |= _gated_shapes(f"mlp.experts.{number}", config.hidden_size, experts.intermediate_size, False)
+        shapes |= _gated_shapes(f"mlp.experts.{number}", hidden, experts.intermediate_size, has_bias)
     return shapes
 
 

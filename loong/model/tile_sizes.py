@@ -12,7 +12,7 @@ from loong.kernels import Partial, gpu
 from loong.kernels.attend_task import AttendTask
 from loong.model.attention_kernels import TileKernel, tile_kernel
 from loong.model.config import ModelConfig
-from loong.model.cuda_device import num_pieces_on
+from loong.model.cuda_attention import num_pieces_on
 from loong.model.tensor_parallel import Shard
 from loong.model.tiles import TileSizes
 

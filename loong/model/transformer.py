@@ -1,5 +1,6 @@
 """The decoder: one forward pass for every family in `ModelConfig`."""
 
+from collections.abc import Generator
 from typing import Protocol
 
 import torch
@@ -7,8 +8,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from loong.model.device import CpuDevice, Device
-from loong.model.parameters import LayerParameters, Parameters
-from loong.model.rope import make_rotary
+from loong.model.layer_products import LayerProducts
+from loong.model.parameters import Parameters
+from loong.model.rope import layer_rotary
 from loong.model.tensor_parallel import Shard, TensorParallel
 
 _CPU = CpuDevice()
@@ -22,10 +24,10 @@ class Attention(Protocol):
         step's tokens.
         """
 
-    def __call__(self, layer_index: int, q: Tensor, /) -> Tensor:
+    def __call__(self, layer_index: int, q: Tensor, sinks: Tensor | None = None, /) -> Tensor:
         """Return attention [T, H, D] of the rotated q, in its dtype.
 
-        The new KV is in the rows of `new_kv` by now.
+        The new KV is in the rows of `new_kv` by now. `sinks` [H] float32: logits of one more key of value 0.
         """
 
 
@@ -39,13 +41,10 @@ class Decoder:
         tensor_parallel: TensorParallel,
         device: Device = _CPU,
     ) -> None:
-        self.shard = shard
-        self.parameters = parameters
+        self.shard, self.parameters = shard, parameters
         self._tensor_parallel, self._device = tensor_parallel, device
-        config = shard.config
-        self._rotary = make_rotary(
-            config.rope, config.head_dim, config.torch_dtype, device.torch_device, config.scales.scores
-        )
+        self.rotary = layer_rotary(shard.config, device.torch_device)
+        self.products = LayerProducts(shard, tensor_parallel, device)
 
     @torch.inference_mode()
     def forward(
@@ -56,20 +55,27 @@ class Decoder:
         input_ids, positions and sequence_lengths are [T] int64; for the last see `Rotary`. T may be 0;
         `attention` is called even then.
         """
-        device, eps = self._device, self.shard.config.rms_norm_eps
-        hidden = self.parameters.embedding.rows(input_ids)
-        angles = self._rotary(positions, sequence_lengths)
+        slices = self.slices(input_ids, positions, sequence_lengths, attention)
+        found = next(slices)
+        for index, layer in enumerate(self.parameters.layers):
+            found = attention(index, found, layer.sinks)  # queries are free before the products that follow
+            found = slices.send(found)
+        return found
+
+    def slices(
+        self, input_ids: Tensor, positions: Tensor, sequence_lengths: Tensor, attention: Attention
+    ) -> Generator[Tensor, Tensor]:
+        """Yield q of each layer, for which attention is sent, and at last the result; see `forward`."""
+        products, hidden = self.products, self.parameters.embedding.rows(input_ids)
+        angles = self.rotary(positions, sequence_lengths)
         normed, added = torch.empty_like(hidden), None
         for index, layer in enumerate(self.parameters.layers):
-            device.add_rms_norm(hidden, layer.attention_norm, eps, out=normed, added=added)
-            q = self._project(layer, normed, angles, *attention.new_kv(index))
-            added = layer.o.apply(attention(index, q).flatten(1), device)
-            added = self._tensor_parallel.all_reduce(added)
-            device.add_rms_norm(hidden, layer.mlp_norm, eps, out=normed, added=added)
-            added = layer.mlp.apply(normed, device)
-            added = self._tensor_parallel.all_reduce(added)
-        device.add_rms_norm(hidden, self.parameters.norm, eps, out=normed, added=added)
-        return normed
+            products.normed(hidden, added, layer.attention_norm, normed)
+            attended = yield products.queries(layer, normed, angles[index], *attention.new_kv(index))
+            added = products.output(layer, attended)
+            del attended  # free before attention of the next layer
+            added = products.mlp(layer, hidden, added, normed)
+        yield products.normed(hidden, added, self.parameters.norm, normed)
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
@@ -81,31 +87,3 @@ class Decoder:
             part = F.pad(part, (0, self.shard.padded_vocab_size - part.shape[-1]))
         logits = self._tensor_parallel.all_gather(part)[:, : self.shard.config.vocab_size]
         return logits.float().contiguous() if out is None else out.copy_(logits)
-
-    @torch.inference_mode()
-    def load_products(self, most_rows: int, most_logits: int) -> None:
-        """Load the kernels of `forward` for at most `most_rows` tokens, and those of `logits`."""
-        layer = self.parameters.layers[0]
-        for part in (layer.qkv, layer.o, layer.mlp):
-            part.load_products(self._device, most_rows)
-        self.parameters.lm_head.load_products(self._device, most_logits)
-
-    def _project(
-        self, layer: LayerParameters, normed: Tensor, angles: tuple[Tensor, Tensor], kv: Tensor, rows: Tensor
-    ) -> Tensor:
-        """Return this rank's q [T, H, D], rotated, and write its keys and values to `rows` of kv."""
-        config, num_heads = self.shard.config, self.shard.num_heads
-        num_all = num_heads + 2 * self.shard.num_kv_heads
-        qkv = layer.qkv.apply(normed, self._device).view(len(normed), num_all, config.head_dim)
-        q = qkv.new_empty(len(qkv), num_heads, config.head_dim)
-        self._device.rotate_and_store(
-            qkv,
-            *angles,
-            q=q,
-            kv=kv,
-            rows=rows,
-            q_norm=layer.q_norm,
-            k_norm=layer.k_norm,
-            eps=config.rms_norm_eps,
-        )
-        return q

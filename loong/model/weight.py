@@ -105,5 +105,6 @@ class ScaledEmbedding(Embedding):
 
 
 def embedding_of(table: Tensor, factor: float) -> Embedding:
-    """Return the embedding with a factor, which is no work if it is 1."""
-    return Embedding(table) if factor == 1 else ScaledEmbedding(table, factor)
+    """Return the embedding with a factor, rounded to its dtype, which is no work if it is 1."""
+    rounded = torch.tensor(factor, dtype=table.dtype, device="cpu").item()
+    return Embedding(table) if rounded == 1 else ScaledEmbedding(table, rounded)

@@ -14,10 +14,12 @@ from torch import Tensor
 
 from loong.core.errors import ConfigError
 from loong.foreign_json import NOT_JSON
+from loong.model.config import ModelConfig
 from loong.model.families.registry import FAMILIES
 from loong.model.parameters import Parameters, assemble
-from loong.model.quantization.config import Quantization
+from loong.model.quantization.config import Method, Quantization
 from loong.model.quantization.sources import QuantizedAtLoad, dequantized
+from loong.model.stacked_experts import StackedExperts
 from loong.model.tensor_parallel import Shard
 from loong.model.tensor_shapes import expected_shapes
 from loong.model.tensor_source import TensorSource
@@ -25,7 +27,7 @@ from loong.model.tensor_source import TensorSource
 _BASE, _PARTS_OF_BASE = "model.", ("embed_tokens.", "layers.", "norm.")
 _FLOATS = ("F64", "F32", "F16", "BF16")
 _FP8 = "F8_E4M3"
-_QUANTIZED = (_FP8, "I32")  # of checkpoints that are quantized
+_QUANTIZED = (_FP8, "I32", "U8")  # of checkpoints that are quantized
 
 
 def load_weights(
@@ -39,7 +41,7 @@ def load_weights(
     with ExitStack() as open_files:
         names = FAMILIES[shard.config.architecture].tensor_names
         checkpoint = _open_checkpoint(folder, open_files, names, shard.config.quantization)
-        tensors = _model_tensors(checkpoint, shard.config.quantization)
+        tensors = _model_tensors(checkpoint, shard.config)
         return assemble(shard, tensors, device, keeps_fp8=keeps_fp8)
 
 
@@ -98,11 +100,21 @@ class _Checkpoint:
         return part
 
 
-def _model_tensors(checkpoint: "_Checkpoint", quantization: Quantization | None) -> TensorSource:
-    """Return the tensors under the names of a model that is not quantized."""
-    if quantization is None:
-        return checkpoint
-    return dequantized(checkpoint, quantization) if quantization.is_stored else QuantizedAtLoad(checkpoint)
+def _model_tensors(checkpoint: "_Checkpoint", config: ModelConfig) -> TensorSource:
+    """Return the tensors under the names of a model that is not quantized, an expert's apart.
+
+    Raises ConfigError if experts are in MXFP4 that are not stacked.
+    """
+    quantization = config.quantization
+    is_stacked = config.experts is not None and config.experts.is_stacked
+    source: TensorSource = StackedExperts(checkpoint) if is_stacked else checkpoint
+    if quantization is None or (is_stacked and quantization.method is Method.MXFP4):
+        return source
+    if not quantization.is_stored:
+        return QuantizedAtLoad(source)
+    if is_stacked or quantization.method is Method.MXFP4:
+        raise ConfigError(f"{config.architecture} with weights of {quantization} is not supported")
+    return dequantized(checkpoint, quantization)
 
 
 def _open_checkpoint(

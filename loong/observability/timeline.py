@@ -22,6 +22,8 @@ from loong.core.events import (
     InstanceLost,
     MigrationFinished,
     RequestAborted,
+    RoomLent,
+    RoomReturned,
 )
 from loong.core.instructions import Instruction, MoveKV, RunBatch
 from loong.core.placement import InstanceId
@@ -84,7 +86,7 @@ class Timeline:
             self._moves.append(_move(*self._moving.pop(event.migration_id), event))
         elif isinstance(event, RequestAborted):
             self._recomputed.forget(event.request_id)
-        elif (change := _change(event)) is not None:
+        elif (change := _change(event, applied)) is not None:
             self._changes.append(change)
         if isinstance(event, InstanceLost):
             lost = event.instance_id
@@ -165,14 +167,18 @@ def _size_of_change(change: InstanceChange) -> int:
     return _CHANGE_BYTES + len(change.reason)
 
 
-def _change(event: Event) -> InstanceChange | None:
+def _change(event: Event, applied: Applied) -> InstanceChange | None:
     match event:
         case InstanceLost():
             return InstanceChange(event.instance_id, ChangeKind.LOST, event.time, event.reason)
         case InstanceJoined():
-            return InstanceChange(event.instance.instance_id, ChangeKind.JOINED, event.time)
+            return InstanceChange(event.instance.instance_id, ChangeKind.JOINED, event.time, event.reason)
         case InstanceDraining():
-            return InstanceChange(event.instance_id, ChangeKind.DRAINING, event.time)
+            return InstanceChange(event.instance_id, ChangeKind.DRAINING, event.time, event.reason)
+        case RoomLent() if applied.instructions:  # else it was refused
+            return InstanceChange(event.instance_id, ChangeKind.LENT, event.time, event.reason)
+        case RoomReturned() if applied.instructions:
+            return InstanceChange(event.instance_id, ChangeKind.RETURNED, event.time, event.reason)
         case InstanceLeft():
             return InstanceChange(event.instance_id, ChangeKind.LEFT, event.time)
         case _:
@@ -195,4 +201,5 @@ def _move(instruction: MoveKV, started_at: float, event: MigrationFinished) -> K
         started_at,
         event.time,
         event.is_committed,
+        instruction.migration.keeps_source,
     )

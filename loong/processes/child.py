@@ -6,9 +6,12 @@ engine's process dies.
 """
 
 import json
+import os
 import signal
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from io import FileIO
 from pathlib import Path
 from typing import TypeVar
 
@@ -22,12 +25,36 @@ _IGNORED = (*STOP_SIGNALS, signal.SIGUSR2)
 
 def config_line(config: object) -> bytes:
     """Return a config as the first line of a child's standard input. Paths may contain any bytes."""
-    return json.dumps(msgspec.to_builtins(config)).encode() + b"\n"
+    return json.dumps(msgspec.to_builtins(config, enc_hook=_text_of)).encode() + b"\n"
 
 
 def config_of(line: bytes, kind: type[Config]) -> Config:
     """Return the config of type `kind` in a line."""
-    return msgspec.convert(json.loads(line), kind)
+    return msgspec.convert(json.loads(line), kind, dec_hook=_path_of)
+
+
+def _text_of(path: object) -> str:
+    if isinstance(path, Path):
+        return str(path)
+    raise NotImplementedError(f"a config cannot have {path!r}")
+
+
+def _path_of(kind: type[object], text: object) -> Path:
+    if kind is Path and isinstance(text, str):
+        return Path(text)
+    raise NotImplementedError(f"a config cannot have {kind}")
+
+
+def end_with_parent(stdin: FileIO) -> None:
+    """End this process, by a thread, when standard input closes, which the death of the parent does."""
+    threading.Thread(target=_wait_and_end, args=(stdin,), daemon=True).start()
+
+
+def _wait_and_end(stdin: FileIO) -> None:
+    with suppress(OSError):
+        while stdin.read(1):
+            pass
+    os._exit(1)
 
 
 def name_process(name: str) -> None:

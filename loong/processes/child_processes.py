@@ -11,7 +11,7 @@ logger = logging.getLogger(__name__)
 
 HOST_LOST = 1 << 16  # instead of an exit code, of a process whose host has gone
 FORK_SERVER_LOST = HOST_LOST + 1  # of a process that was not forked
-_STOP_SECONDS = 5.0
+STOP_SECONDS = 5.0
 _running: "set[ChildProcess]" = set()
 
 
@@ -76,12 +76,12 @@ def how_it_ended(code: int) -> str:
     return f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
 
 
-async def stop(process: ChildProcess) -> None:
-    """Wait for a process that was asked to end, and kill it if it does not."""
+async def stop(process: ChildProcess, seconds: float = STOP_SECONDS) -> None:
+    """Wait for a process that was asked to end, and kill it if it does not within some seconds."""
     try:
-        async with asyncio.timeout(_STOP_SECONDS):
+        async with asyncio.timeout(seconds):
             await process.wait()
     except TimeoutError:
-        logger.warning("process %s did not end within %.0f s; killing it", process.pid, _STOP_SECONDS)
+        logger.warning("process %s did not end within %.0f s; killing it", process.pid, seconds)
         process.kill()
         await process.wait()

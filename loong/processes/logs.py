@@ -25,14 +25,14 @@ MAX_QUEUED_BYTES = 2**18  # the blocked write may hold as many again
 _FLUSH_SECONDS = 1.0  # to write all queued lines at the end
 _MAX_LINE_BYTES = 2**16  # of another process; longer lines are split
 _STDERR = 2
-_TEXT = "%(asctime)s %(levelname)s %(message)s"
+_TEXT = "%(asctime)s %(levelname)s {}%(message)s"
 
 
 class TextLines(logging.Formatter):
-    """Formats a record as a line with time and level. Further lines of its message are indented."""
+    """Formats a record as a line with time, level and `source`. Further lines of its message are indented."""
 
-    def __init__(self) -> None:
-        super().__init__(_TEXT)
+    def __init__(self, source: str = "") -> None:
+        super().__init__(_TEXT.format(source and f"{source}: "))
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  its name in the base class
         """Return the line without the exception."""
@@ -40,7 +40,13 @@ class TextLines(logging.Formatter):
 
 
 class JsonLines(logging.Formatter):
-    """Formats a record as one JSON object: time, level, logger, message, and the exception, if any."""
+    """Formats a record as one JSON object: time, level, logger, message, and the source and exception, if
+    any.
+    """
+
+    def __init__(self, source: str = "") -> None:
+        super().__init__()
+        self._source = {"source": source} if source else {}
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line of a record."""
@@ -49,15 +55,19 @@ class JsonLines(logging.Formatter):
             "level": record.levelname,
             "logger": record.name,
             "message": record.getMessage(),
+            **self._source,
         }
         if record.exc_info:
             fields["exception"] = self.formatException(record.exc_info)
         return json.dumps(fields, ensure_ascii=False)
 
 
-def log_to_stderr(kind: str) -> None:
-    """Log to standard error from now on, in one of `FORMATS`. Writes may block."""
-    handler = LineHandler(lambda line: write_all(_STDERR, line), _formatter(kind))
+def log_to_stderr(kind: str, source: str = "") -> None:
+    """Log to standard error from now on, in one of `FORMATS`. Writes may block.
+
+    Lines name their `source`, if there are several processes of a kind.
+    """
+    handler = LineHandler(lambda line: write_all(_STDERR, line), _formatter(kind, source))
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     logging.captureWarnings(capture=True)
 
@@ -222,8 +232,8 @@ def write_all(descriptor: int, data: bytes) -> None:
             select.select((), (descriptor,), ())
 
 
-def _formatter(kind: str) -> logging.Formatter:
-    return JsonLines() if kind == "json" else TextLines()
+def _formatter(kind: str, source: str = "") -> logging.Formatter:
+    return JsonLines(source) if kind == "json" else TextLines(source)
 
 
 def _queued_handlers() -> list[QueuedHandler]:

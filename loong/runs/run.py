@@ -18,6 +18,7 @@ from loong.workloads.metrics.metrics import (
 from loong.workloads.metrics.misses import Misses
 from loong.workloads.metrics.result import JSON, backlog_json, metrics_json
 from loong.workloads.metrics.slo import Judged, SLORule
+from loong.workloads.report.pareto import Devices, SpeedRun
 from loong.workloads.request import WorkloadRequest
 
 
@@ -43,7 +44,7 @@ class RunKey:
 class PolicyRun:
     """The result of a run. A run that was cut off does not attain, by an unknown margin.
 
-    `used` is None where the work of a request is not known.
+    `used` is None where the work of a request is not known, and `devices` where those of the server are not.
     """
 
     asked: RunKey
@@ -52,6 +53,7 @@ class PolicyRun:
     counters: ServerCounters
     is_cut_off: bool
     used: UsedCapacity | None
+    devices: Devices | None
 
     @property
     def policy(self) -> str:
@@ -84,6 +86,18 @@ class PolicyRun:
         """Return whether the backlog of work did not grow; None if that is not known."""
         return None if self.used is None else self.used.backlog.is_stable
 
+    @property
+    def speed(self) -> SpeedRun:
+        """Return the run as a point of a Pareto curve."""
+        tpot = self.metrics.latencies.tpot
+        return SpeedRun(
+            self.policy,
+            self.rate,
+            None if tpot is None else tpot["median"],
+            self.metrics.output_throughput,
+            self.devices,
+        )
+
     def as_json(self) -> dict[str, JSON]:
         """Return the run as in `docs/benchmarking.md`, without the fields that only its kind has."""
         return {
@@ -99,6 +113,7 @@ class PolicyRun:
             "capacity_share": None if self.used is None else self.used.share,
             "backlog": None if self.used is None else backlog_json(self.used.backlog),
             **metrics_json(self.metrics),
+            **self.speed.as_json(),
             **self.counters.as_json(),
             **self.columns,
         }

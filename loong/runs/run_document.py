@@ -12,6 +12,7 @@ from loong.runs.goodput import A, Goodput
 from loong.runs.run import finite
 from loong.workloads.metrics.result import JSON
 from loong.workloads.metrics.slo import SLORule
+from loong.workloads.report.pareto import ParetoCurves
 from loong.workloads.report.run_document import SCHEMA_VERSION
 
 FILE_NAME = "results.json"
@@ -59,6 +60,23 @@ def goodput_json(goodputs: Sequence[Goodput[A]], *, is_per_class: bool = False) 
             "rates": len(g.points),
         }
         for g in goodputs
+    ]
+
+
+def pareto_json(curves: ParetoCurves, rule: SLORule) -> list[JSON]:
+    """Return the points under a rule; each of the two lists is a median, the least and the greatest."""
+    return [
+        {
+            "policy": point.policy,
+            "slo": rule.describe(),
+            "request_rate": finite(point.rate),
+            "unit": curves.unit.value,
+            "output_throughput_per_unit": list(point.throughput),
+            "output_throughput_per_user": list(point.speed),
+            "is_on_frontier": point.is_best,
+            "is_on_frontier_of_all": point.is_best_of_all,
+        }
+        for point in curves.points
     ]
 
 

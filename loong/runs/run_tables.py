@@ -6,7 +6,9 @@ from statistics import median
 from loong.runs.goodput import A, Goodput
 from loong.runs.run import PolicyRun
 from loong.workloads.metrics.metrics import Metrics
-from loong.workloads.report.report import table
+from loong.workloads.plots.curves import at_rate
+from loong.workloads.report.pareto import ParetoCurves, pareto_curves
+from loong.workloads.report.report import spread_words, table
 
 NOT_RUN = "-"
 
@@ -79,6 +81,35 @@ def attainment_by_length(runs: Sequence[PolicyRun]) -> str:
     return table(("by unscaled prompt: SLO %", "all", *(names[i] for i in sent)), rows)
 
 
+def curves_of_runs(runs: Sequence[PolicyRun]) -> ParetoCurves:
+    """Return the Pareto curves of the runs that went to their ends."""
+    return pareto_curves([run.speed for run in runs if not run.is_cut_off])
+
+
+def pareto(curves: ParetoCurves) -> str:
+    """Return a table of throughput and speed by policy and rate, which names the frontiers of each point."""
+    columns = (
+        "throughput and speed",
+        "tokens/s/user",
+        f"output tokens/s/{curves.unit.value}",
+        "Pareto frontier",
+    )
+    return table(columns, pareto_rows(curves))
+
+
+def pareto_rows(curves: ParetoCurves) -> list[tuple[str, ...]]:
+    """Return speed, throughput and frontiers of each point; of repeats the median and (range)."""
+    return [
+        (
+            f"{point.policy}, {at_rate(point.rate)}",
+            spread_words(point.speed, _four_digits),
+            spread_words(point.throughput, _four_digits),
+            point.frontiers,
+        )
+        for point in curves.points
+    ]
+
+
 def goodput(goodputs: Sequence[Goodput[A]], goal: float, *, is_per_class: bool = False) -> str:
     """Return one row a policy: the highest rate that attains, also relative to the best."""
     name = f"all-class goodput ({goal * 100:.0f} % of each)" if is_per_class else f"P{goal * 100:.0f} goodput"
@@ -114,6 +145,10 @@ def _attainment(runs: Sequence[PolicyRun]) -> str:
     if len(runs) == 1:
         return middle
     return f"{middle} ({below if num_cut_off else _percent(values[0])}-{_percent(values[-1])})"
+
+
+def _four_digits(value: float | None) -> str:
+    return NOT_RUN if value is None else f"{value:,.4g}"
 
 
 def _median(values: Sequence[float | None]) -> str:

@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
 from types import FrameType
 
@@ -66,22 +67,29 @@ def spawn_server(config: ServerConfig, policy: str, log_path: Path) -> Iterator[
         ServerUnusableError: it died or was not healthy in time; the message has the last lines of its log.
     """
     for attempt in range(START_ATTEMPTS):
-        port = _free_port()
+        port = free_port()
         arguments = [*config.arguments(policy), "--host", "127.0.0.1", "--port", str(port)]
         with process_group([sys.executable, "-c", ENTRY, *arguments], log_path) as process:
-            if _is_healthy_in_time(process, port, config.start_timeout):
-                yield f"http://127.0.0.1:{port}"
+            base_url = f"http://127.0.0.1:{port}"
+            if is_healthy_in_time(process, base_url, config.start_timeout):
+                yield base_url
                 return
             status = process.poll()
         is_port_taken = any(sign in log_path.read_text(errors="replace").lower() for sign in PORT_IN_USE)
         if status is None or not is_port_taken or attempt == START_ATTEMPTS - 1:
-            what = (
-                f"was not healthy within {config.start_timeout:g} s"
-                if status is None
-                else f"ended with status {status}"
-            )
             command = shown_command(["loong", *arguments])
-            raise ServerUnusableError(f"`{command}` {what}; its last lines:\n{last_lines(log_path)}")
+            raise start_failure(command, status, config.start_timeout, log_path)
+
+
+def start_failure(
+    command: str, status: int | None, start_timeout: float, log_path: Path
+) -> ServerUnusableError:
+    """Return the error of a server that ended with `status`, or (None) was not healthy in time.
+
+    It has the last lines of the server's log.
+    """
+    what = f"was not healthy within {start_timeout:g} s" if status is None else f"ended with status {status}"
+    return ServerUnusableError(f"`{command}` {what}; its last lines:\n{_last_lines(log_path)}")
 
 
 @contextlib.contextmanager
@@ -119,19 +127,25 @@ def sigterm_unwinds() -> Iterator[None]:
         signal.signal(signal.SIGTERM, previous)
 
 
-def _is_healthy_in_time(process: subprocess.Popen[bytes], port: int, timeout: float) -> bool:
-    """Poll until `/health` answers 200; False if the process ends or the time is up first."""
+def is_healthy_in_time(process: subprocess.Popen[bytes], base_url: str, timeout: float) -> bool:
+    """Poll until the server is healthy; False if the process ends or `timeout` seconds are over first."""
     deadline = time.monotonic() + timeout
-    client = HTTPClient(f"http://127.0.0.1:{port}", timeout=HEALTH_SECONDS)
+    client = HTTPClient(base_url, timeout=HEALTH_SECONDS)
     while process.poll() is None and time.monotonic() < deadline:
         with contextlib.suppress(UnreachableError):
-            if client.ask("GET", "/health").is_ok:
+            if _is_healthy(client):
                 return True
         time.sleep(POLL_SECONDS)
     return False
 
 
-def _free_port() -> int:
+def _is_healthy(client: HTTPClient) -> bool:
+    """Return whether `/health` answers 200, or a server without that page lists its models."""
+    health = client.ask("GET", "/health")
+    return health.is_ok or (health.status == HTTPStatus.NOT_FOUND and client.ask("GET", "/v1/models").is_ok)
+
+
+def free_port() -> int:
     """Return a port that is free now; another process may take it before the server does."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -139,7 +153,7 @@ def _free_port() -> int:
         return port
 
 
-def last_lines(log_path: Path) -> str:
+def _last_lines(log_path: Path) -> str:
     """Return the last lines of a server's log."""
     with log_path.open(errors="replace") as log:
         return "".join(deque(log, maxlen=NUM_LOG_LINES)).rstrip() or "(it printed nothing)"

@@ -2,18 +2,26 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Protocol
 
 from loong.core.events import ProducedToken
 from loong.core.request import FinishReason, NewRequest, RequestId
 from loong.engine.client import Answered, EngineLimits, PutToken, RequestLoad, TokenEngine
 from loong.server.admission import Admission
-from loong.server.metrics.spans import Spans
+
+
+class SpanParents(Protocol):
+    """Takes the parents of spans of requests that follow."""
+
+    def note(self, request_id: RequestId, traceparent: str) -> None:
+        """Record the parent of a request's span."""
+        ...
 
 
 class LocalEngineClient:
     """An `EngineClient` that counts waiting requests with an `Admission`."""
 
-    def __init__(self, engine: TokenEngine, admission: Admission, spans: Spans | None = None) -> None:
+    def __init__(self, engine: TokenEngine, admission: Admission, spans: SpanParents | None = None) -> None:
         self._engine, self._admission, self._spans = engine, admission, spans
 
     @property

@@ -18,7 +18,7 @@ class ServerSettings:
     (prompt tokens) bound the waiting requests. A client beyond them gets an error that names `retry_after`.
     The default of `max_connections` follows from the limit of descriptors. `host` is the name or address to
     listen on. With `accepts_any_model`, requests may name any model. Browser pages of `allowed_origins` may
-    use the server like its own pages.
+    use the server like its own pages. With `num_engines`, the process of each has its `engine_id`.
     """
 
     served_model_name: str  # the model's first name, which metrics use
@@ -40,6 +40,8 @@ class ServerSettings:
     write_timeout: float = 600.0  # for a client to read from its stream
     keep_alive_interval: float = 5.0
     tool_call_parser: str | None = None  # the name of a call format; None: by the chat template
+    engine_id: int = 0
+    num_engines: int = 1
 
     def __post_init__(self) -> None:
         for name in (

@@ -8,10 +8,10 @@ from msgspec import UNSET
 
 import loong
 from loong.engine.health import HealthState
-from loong.server.answers.status import HealthStatus, Load, Model, ModelList, Version
+from loong.server.answers.status import HealthStatus, Load, LoanStatus, Model, ModelList, Version
 from loong.server.api.errors import ApiError
 from loong.server.api.json_bodies import json_response
-from loong.server.cluster import CLUSTER, MAX_UNREAD_TRACES
+from loong.server.cluster import CLUSTER, MAX_UNREAD_TRACES, Cluster
 from loong.server.context import SERVER
 from loong.server.metrics.prometheus import exposition
 from loong.server.metrics.trace import chrome_trace
@@ -33,8 +33,18 @@ async def health(http: web.Request) -> web.Response:
             "ok" if found.state is HealthState.OK else "degraded",
             UNSET if found.message == "ok" else found.message,
             {str(i): trouble for i, trouble in sorted(found.troubles.items())} or UNSET,
+            loans=loans_of(cluster) or UNSET,
         )
     )
+
+
+def loans_of(cluster: Cluster) -> list[LoanStatus]:
+    """Return the loans of an engine, as others see them."""
+    now = cluster.engine.snapshot().now
+    return [
+        LoanStatus(loan.creditor_id, loan.debtor_id, loan.num_tokens, round(now - loan.since, 3), loan.reason)
+        for loan in cluster.loans()
+    ]
 
 
 async def version(http: web.Request) -> web.Response:  # noqa: ARG001 (a handler takes a request)

@@ -107,16 +107,16 @@ def is_admissible(sent: WorkloadRequest, cluster: SimulatedCluster, declared_tok
 def request_of(
     number: int, sent: WorkloadRequest, limits_of: LimitsOf, before: "array[int] | None" = None
 ) -> Request:
-    """Return the request of a workload's entry, with its limits as its SLO.
+    """Return the request of a workload's entry, with the targets of its limits as its SLO.
 
     `before` has the prompt and the answer of the turn before, if there is one.
     """
-    limits = limits_of(sent.num_prompt_tokens)
+    targets = limits_of(sent.num_prompt_tokens).targets(sent.num_prompt_tokens)
     return Request(
         request_id_of(number),
         _prompt(sent.shape, before),
         SamplingParams(max_tokens=sent.num_output_tokens),
-        SLO(limits.ttft, limits.tpot),
+        SLO(*targets),
         sent.shape.user,
         arrival_time=sent.arrival_time,
     )

@@ -4,16 +4,20 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from tempfile import gettempdir
 
 import loong
 from loong.core.cluster_history import ClusterHistory
 from loong.core.snapshot import ClusterStats
+from loong.engine.refusals import Refusals
 from loong.observability.recording.lines import VERSION, Setting
+from loong.observability.recording.refused import RefusedPlans
 from loong.observability.timeline import Timeline
 from loong.runs import run_tables
 from loong.runs.run import PolicyRun, RunKey, allowed_misses
 from loong.runs.run_logs import run_logs
 from loong.scheduler.policy import make_policy, policy_kind
+from loong.simulation.cluster import SimulatedCluster
 from loong.simulation.config import SimulateConfig
 from loong.simulation.parallel import in_order
 from loong.simulation.run import simulate
@@ -22,6 +26,7 @@ from loong.workloads.metrics.counters import SERIES, ServerCounters
 from loong.workloads.metrics.metrics import compute_metrics
 from loong.workloads.metrics.result import columns_json
 from loong.workloads.metrics.slo import SLORule
+from loong.workloads.report.pareto import Devices, DeviceUnit
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,18 +54,7 @@ def run_point(
     load, cluster = config.load.at(asked.rate), config.hardware.cluster(asked.policy)
     limits_of = asked.rule.limits_of(config.hardware.unloaded_prefill())
     work_of = config.hardware.unloaded_work()
-    timeline = Timeline()
-    keeps_prefixes = config.keeps_prefixes and policy_kind(asked.policy).reads_prefixes
-    setting = Setting(
-        VERSION,
-        loong.__version__,
-        cluster.instances,
-        asked.policy,
-        config.policy,
-        cluster.cost_model,
-        keeps_prefixes=keeps_prefixes,
-        least_saved=cluster.cost_model.least_saved if config.relays else None,
-    )
+    timeline, setting = Timeline(), _setting(config, asked, cluster)
     logs = config.logs
     if keeps_history and logs.decisions is None:
         logs = replace(logs, decisions=_decision_log(config, asked))
@@ -74,8 +68,9 @@ def run_point(
             observers=(timeline, *observers) if keeps_history else observers,
             misses=allowed_misses(load.measured, asked, config.load.length_scale) if cuts_off else None,
             work_of=work_of if cuts_off and asked.is_per_class else None,
-            keeps_prefixes=keeps_prefixes,
+            keeps_prefixes=setting.keeps_prefixes,
             relays=config.relays,
+            refusals=_refusals(setting, cluster),
         )
     metrics = compute_metrics(run.records, limits_of, length_scale=config.load.length_scale)
     result = PointResult(
@@ -85,6 +80,7 @@ def run_point(
         counters_of(run.stats),
         run.is_cut_off,
         used_capacity(run.records, work_of, run.end, config.hardware.num_devices, limits_of),
+        Devices(config.hardware.num_devices, DeviceUnit.of_device(config.hardware.device)),
         run.num_events,
         timeline.history() if keeps_history else None,
         logs.decisions,
@@ -92,6 +88,25 @@ def run_point(
     if is_reported:
         print(f"{run_tables.line(result)}\n", end="", flush=True)  # in one piece: other processes also print
     return result
+
+
+def _refusals(setting: Setting, cluster: SimulatedCluster) -> Refusals | None:
+    """Return where refused plans go: with windows some are, as plans count the room of other layers alone."""
+    return None if cluster.windows is None else Refusals(RefusedPlans(setting, Path(gettempdir())).record)
+
+
+def _setting(config: SimulateConfig, asked: RunKey, cluster: SimulatedCluster) -> Setting:
+    return Setting(
+        VERSION,
+        loong.__version__,
+        cluster.instances,
+        asked.policy,
+        config.policy,
+        cluster.cost_model,
+        keeps_prefixes=config.keeps_prefixes and policy_kind(asked.policy).reads_prefixes,
+        least_saved=cluster.cost_model.least_saved if config.relays else None,
+        windows=cluster.windows,
+    )
 
 
 def asked_of(config: SimulateConfig, policy: str, rule: SLORule, rate: float) -> RunKey:

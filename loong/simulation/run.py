@@ -3,7 +3,7 @@
 import asyncio
 from array import array
 from collections import Counter
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
@@ -12,6 +12,7 @@ from loong.core.request import RequestId
 from loong.core.snapshot import ClusterStats
 from loong.engine.loop import Scheduling
 from loong.engine.prefix_hits import PrefixHits
+from loong.engine.refusals import Refusals
 from loong.executor.lookahead import LookaheadMargin
 from loong.executor.processors import Processors
 from loong.executor.simulated import SimulatedExecutor
@@ -56,27 +57,20 @@ def simulate(
     work_of: WorkOf | None = None,
     keeps_prefixes: bool = True,
     relays: bool = True,
+    refusals: Refusals | None = None,
 ) -> SimulatedRun:
     """Send `load` to an empty cluster, and run until all requests end or `misses` allow no more.
 
     Given `work_of`, a backlog that has grown when all have arrived also ends the run. Requests bring their
     limits as their SLO. Those that need more KV than the policy could ever give are refused, as a server
     would. The requests after the measured ones are sent until each measured one has ended or missed. So the
-    load stays high while a backlog is worked off.
+    load stays high while a backlog is worked off. Without `refusals`, a plan that breaks a rule raises
+    `InvalidPlanError`.
     """
-    least_saved = cluster.cost_model.least_saved if relays else None
-    state = ClusterState(cluster.instances, keeps_prefixes=keeps_prefixes, least_saved=least_saved)
-    host = host or Host()
+    state = _empty(cluster, keeps_prefixes=keeps_prefixes, relays=relays)
+    host, misses = host or Host(), misses or Misses()
     numbered = {request_id_of(number): sent for number, sent in enumerate(load.measured)}
-    admitted = {
-        request_id: sent
-        for request_id, sent in numbered.items()
-        if is_admissible(sent, cluster, load.declared_tokens)
-    }
-    misses = misses or Misses()
-    for request_id, sent in numbered.items():
-        if request_id not in admitted:
-            misses.add(sent.num_prompt_tokens)
+    admitted = _admitted(numbered, load, cluster, misses)
     works = None if work_of is None else {name: work_of(sent) for name, sent in admitted.items()}
     watch = Watch(misses, admitted, works)
     arrivals = Arrivals(load, cluster, limits_of, lambda: watch.is_decided)
@@ -91,7 +85,7 @@ def simulate(
     )
     cached: Counter[RequestId] = Counter()
     hits = PrefixHits(lambda found: cached.update({found.request_id: found.num_tokens}))
-    scheduling = Scheduling(state, policy, cluster.cost_model, executor, (*observers, hits))
+    scheduling = Scheduling(state, policy, cluster.cost_model, executor, (*observers, hits), refusals)
     asyncio.run(_drain(scheduling, watch, arrivals, executor))
     records = [
         _record(name, sent, watch, admitted, executor.now, cached[name]) for name, sent in numbered.items()
@@ -99,6 +93,27 @@ def simulate(
     return SimulatedRun(
         records, state.snapshot(executor.now).stats, watch.num_events, watch.is_hopeless, executor.now
     )
+
+
+def _empty(cluster: SimulatedCluster, *, keeps_prefixes: bool, relays: bool) -> ClusterState:
+    """Return the state of a cluster without requests."""
+    least_saved = cluster.cost_model.least_saved if relays else None
+    return ClusterState(
+        cluster.instances, keeps_prefixes=keeps_prefixes, least_saved=least_saved, windows=cluster.windows
+    )
+
+
+def _admitted(
+    numbered: Mapping[RequestId, WorkloadRequest], load: Load, cluster: SimulatedCluster, misses: Misses
+) -> dict[RequestId, WorkloadRequest]:
+    """Return the requests that are not refused; those that are count as `misses`."""
+    admitted: dict[RequestId, WorkloadRequest] = {}
+    for request_id, sent in numbered.items():
+        if is_admissible(sent, cluster, load.declared_tokens):
+            admitted[request_id] = sent
+        else:
+            misses.add(sent.num_prompt_tokens)
+    return admitted
 
 
 def _record(

@@ -58,10 +58,13 @@ def guess(config: SimulateConfig) -> float:
 
 
 def capacity_of(config: SimulateConfig) -> float:
-    """Return the requests per second that the hardware is predicted to complete."""
+    """Return the requests per second that the hardware is predicted to complete.
+
+    Layers with a window count as if they had room for all tokens that others have.
+    """
     load = replace(config.load, num_requests=NUM_SAMPLED)
     shapes = [request.shape for request in load.at(1.0).measured]
-    cluster = config.hardware.cluster(POLICY)
+    cluster = replace(config.hardware.cluster(POLICY), windows=None)
     return predicted_capacity(cluster, shapes, config.host, keeps_prefixes=config.keeps_prefixes)
 
 

@@ -1,7 +1,7 @@
 """Checks that the accounting of `ClusterState` balances."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from itertools import chain
 
 from loong.core.errors import InvalidEventError
@@ -34,14 +34,18 @@ def check_accounting(accounting: Accounting) -> None:
     _check_migrations(requests, flights)
     _check_room(accounting)
     _check_bounds(pools)
+    if accounting.windows is not None:
+        accounting.windows.check()
     if stats.num_arrived != stats.num_ended + len(lives):
         raise InvalidEventError(f"{stats} does not fit {len(lives)} live requests")
 
 
-def _check_views(accounting: Accounting, lives: Iterable[LiveRequest]) -> None:
+def _check_views(accounting: Accounting, lives: Collection[LiveRequest]) -> None:
     snapshot = accounting.snapshot(now=0.0, version=0)
-    fresh = [live.view() for live in lives if not (live.is_sibling or live.is_leaving or live.is_following)]
-    waiting = tuple(view for view in fresh if not view.has_begun)
+    hidden = [live.is_sibling or live.is_leaving or live.is_following or live.is_broken for live in lives]
+    fresh = [live.view() for live, is_hidden in zip(lives, hidden, strict=True) if not is_hidden]
+    shown = accounting.shown()
+    waiting = tuple(view for view in fresh if not view.has_begun and view.request_id in shown)
     running = {view.request_id: view for view in fresh if view.has_begun}
     if snapshot.waiting != waiting or {view.request_id: view for view in snapshot.running} != running:
         raise InvalidEventError(f"the views {snapshot.request} are not those of the live requests")

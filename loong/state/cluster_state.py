@@ -5,7 +5,7 @@ from typing import assert_never
 
 from loong.core.applied import PLANNED, UNPLANNED, Applied
 from loong.core.check_plan import check_plan
-from loong.core.decision import Decision, DecisionKind
+from loong.core.decision import Decision
 from loong.core.errors import InvalidEventError, InvalidPlanError
 from loong.core.events import (
     BatchEndPredicted,
@@ -20,19 +20,22 @@ from loong.core.events import (
     PrefixCacheReset,
     RequestAborted,
     RequestArrived,
+    RoomLent,
+    RoomReturned,
     TokensProduced,
 )
 from loong.core.instance import ElasticInstance, InstanceKind
-from loong.core.instructions import ExtendLease, Instruction
+from loong.core.instructions import Instruction, ReleaseWindows
 from loong.core.placement import InstanceId
-from loong.core.plan import IterationPlan, LeaseExtension
+from loong.core.plan import IterationPlan
 from loong.core.request import FinishReason
 from loong.core.snapshot import Snapshot
+from loong.core.window_memory import WindowMemory
 from loong.state.accounting import Accounting
 from loong.state.check_state import check_accounting
-from loong.state.in_flight_batch import InFlightBatch
+from loong.state.loans import change_room
 from loong.state.losses import lose_instance
-from loong.state.misses import Misses
+from loong.state.misses import reasons_of_misses
 from loong.state.owners import GoneCause
 from loong.state.prefix_tree import PrefixTree
 
@@ -52,13 +55,14 @@ class ClusterState:
         *,
         keeps_prefixes: bool = False,
         least_saved: int | None = 1,
+        windows: WindowMemory | None = None,
     ) -> None:
         """Number batches and migrations from `last_id` + 1: workers take no number twice.
 
-        With `keeps_prefixes`, KV stays when its request has ended. `least_saved` is that of `LiveRequests`.
+        With `keeps_prefixes`, KV stays when its request has ended. Others are as for `LiveRequests`.
         """
-        self._accounting = accounting = Accounting(keeps_prefixes=keeps_prefixes, least_saved=least_saved)
-        self._pools, self._requests = accounting.pools, accounting.requests
+        accounting = Accounting(windows, keeps_prefixes=keeps_prefixes, least_saved=least_saved)
+        self._accounting, self._pools, self._requests = accounting, accounting.pools, accounting.requests
         self._flights, self._counts = accounting.flights, accounting.counts
         self._lengths = accounting.lengths
         self._version, self.last_id = 0, last_id
@@ -86,7 +90,7 @@ class ClusterState:
         if applied.needs_plan:
             self._requests.owners.find_new()
         self._version += 1
-        if of_owners := self._requests.owners.take_instructions():
+        if of_owners := self._of_owners():
             return applied._replace(instructions=(*of_owners, *applied.instructions))
         return applied
 
@@ -120,24 +124,18 @@ class ClusterState:
             instructions += requests.end(requests.changing(failure.request_id))
         for eviction in plan.evictions:
             instructions += requests.evict(eviction.segment)
-        instructions += [flights.open_migration(self._new_id(), migration) for migration in plan.migrations]
         instructions += [flights.open_batch(self._new_id(), batch, snapshot) for batch in plan.batches]
-        instructions += [self._extend_lease(extension, snapshot) for extension in plan.lease_extensions]
+        self._accounting.trim_windows(plan.migrations)
+        instructions += [flights.open_migration(self._new_id(), migration) for migration in plan.migrations]
+        instructions += [flights.extend_lease(extension, snapshot) for extension in plan.lease_extensions]
         instructions += [flights.end_lease(end) for end in plan.lease_ends]
-        requests.owners.make_room()
-        requests.owners.find_new()
-        return (*requests.owners.take_instructions(), *instructions)
+        instructions += self._accounting.begin_broken_anew(plan.evictions)
+        preempted = self._accounting.make_room()
+        return (*self._of_owners(), *preempted, *instructions)
 
     def misses(self, plan: IterationPlan) -> tuple[Decision, ...]:
         """Return why requests that begin with a plan, just committed, read less cached KV than they could."""
-        requests = self._requests
-        if not (requests.owners.keeps and requests.views.waiting):  # as before the plan
-            return ()
-        begun = [r for batch in plan.batches for r in requests.views.waiting.keys() & batch.request_ids]
-        words = ((r, Misses(requests.by_id[r], requests.owners).words()) for r in sorted(begun))
-        return tuple(
-            [Decision(DecisionKind.MISS, (r,), reason) for r, reasons in words for reason in reasons]
-        )
+        return reasons_of_misses(self._requests, plan)
 
     def observe_length(self, max_tokens: int, length: int) -> None:
         """Count a complete output of a request that declared `max_tokens`."""
@@ -146,6 +144,15 @@ class ClusterState:
     def check(self) -> None:
         """Raise `InvalidEventError` unless the accounting balances."""
         check_accounting(self._accounting)
+
+    def _of_owners(self) -> tuple[Instruction, ...]:
+        """Return the instructions of owners, and count what they drop in layers with a window."""
+        instructions = self._requests.owners.take_instructions()
+        if self._accounting.windows is not None:
+            dropped = [i for i in instructions if isinstance(i, ReleaseWindows)]
+            num_tokens = sum(len(i.instance_ids) * len(i.positions) for i in dropped)
+            self._counts.add(num_window_dropped_tokens=num_tokens)
+        return instructions
 
     def _take_in(self, event: Event) -> Applied:
         match event:
@@ -170,17 +177,17 @@ class ClusterState:
                 return lose_instance(self._accounting, event)
             case InstanceJoined():
                 self._pools.join(event.instance)
-                self._counts.add(num_joins=int(event.instance.kind is InstanceKind.FULL))
+                self._counts.add(num_joins=int(event.instance.kind is not InstanceKind.HOST))
                 return PLANNED
             case InstanceDraining():
                 return Applied(self._drain(event.instance_id))
             case InstanceLeft():
                 self._leave(event)
                 return PLANNED
+            case RoomLent() | RoomReturned():
+                return change_room(self._accounting, event)
             case PrefixCacheReset():
-                self._requests.copies.void_all()
-                for instance_id in self._pools.instances:
-                    self._requests.owners.empty(instance_id)
+                self._accounting.empty_cache()
                 return PLANNED
             case _:
                 assert_never(event)
@@ -196,8 +203,8 @@ class ClusterState:
         lives = batch.take_step(event.step, event.tokens, event.time)
         for live in lives:
             live.predicted_token_time = None
-            if live.num_losses:
-                live.clear()
+            if live.losses.num_losses:
+                live.losses.clear()
             if not live.is_view_stale:  # true for most; a call would cost more
                 views.mark_stale(live)
             if live.has_ended:
@@ -223,23 +230,20 @@ class ClusterState:
         self._counts.times.end(event.batch_id, event.time)
         for live in batch.sampled.values():
             live.is_scored = True
+        lost = [live for live in self._requests.of(batch.plan) if live.lost]
         self._counts.add(
             num_computed_tokens=batch.num_computed_tokens,
-            num_recomputed_tokens=self._num_recomputed_tokens(batch),
+            num_recomputed_tokens=sum([live.regain(batch.made(live)) for live in lost]),
         )
         lives = self._flights.close_batch(event.batch_id)
         for live in lives:
-            if live.num_losses:
-                live.clear_computed()
+            if live.losses.num_losses:
+                live.losses.clear_computed(live.placement.first_missing)
         released = self._requests.settle(lives)
         is_planned_for = (
             batch.has_predicted_end and not released and self._pools.are_busy(batch.plan.group.instance_ids)
         )
         return Applied(released, needs_plan=not is_planned_for, ended=batch.committed)
-
-    def _num_recomputed_tokens(self, batch: InFlightBatch) -> int:
-        lives = self._requests.of(batch.plan)
-        return sum([live.regain(batch.made(live)) for live in lives if live.lost])
 
     def _finish_migration(self, event: MigrationFinished) -> tuple[Instruction, ...]:
         if (copied := self._flights.copies.pop(event.migration_id, None)) is not None:
@@ -248,10 +252,14 @@ class ClusterState:
             return self._requests.settle(self._requests.users_of(owners))
         migration, live = self._flights.close_migration(event.migration_id)
         if event.is_committed:
-            self._counts.add(num_migrated_tokens=len(migration.segment.positions))
+            num_tokens = len(migration.segment.positions)
+            kind = self._pools.instances[migration.destination_id].kind
+            num_to_memory = num_tokens if kind is InstanceKind.ATTENTION else 0
+            self._counts.add(num_migrated_tokens=num_tokens, num_memory_tokens=num_to_memory)
             live.copied.append(migration)
             return self._requests.settle((live,))
-        return (self._requests.released(live, migration.arriving), *self._requests.settle((live,)))
+        self._requests.release_arriving(live, migration)
+        return self._requests.settle((live,))
 
     def _abort(self, event: RequestAborted) -> tuple[Instruction, ...]:
         live = self._requests.by_id.get(event.request_id)
@@ -272,18 +280,13 @@ class ClusterState:
 
     def _leave(self, event: InstanceLeft) -> None:
         instance_id = event.instance_id
-        is_lost = instance_id in self._pools.returning
+        is_lost = instance_id in self._pools.returning.keys() | self._pools.returning_memory.keys()
         if not is_lost and instance_id not in self.snapshot(event.time).drained_ids:
             raise InvalidEventError(
                 f"instance {instance_id} left, but it was not draining, or still has a part in some request"
             )
         self._pools.leave(instance_id)
         self._counts.add(num_leaves=1)
-
-    def _extend_lease(self, extension: LeaseExtension, snapshot: Snapshot) -> ExtendLease:
-        plan = snapshot.extended(extension)
-        self._flights.extend_batch(extension.batch_id, plan)
-        return ExtendLease(extension.batch_id, plan.group, plan.num_steps)
 
     def _new_id(self) -> int:
         self.last_id += 1

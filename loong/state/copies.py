@@ -26,14 +26,15 @@ class Copies:
     def open(self, migration_id: int, migration: KVMigration) -> MoveKV:
         """Begin a migration of KV that an owner has, with the room that it needs."""
         owner = self._owners.by_id[migration.segment.owner_id]
-        before = owner.num_unread_tokens()
+        before = owner.unread
         owner.pin(migration_id, migration.segment)
         owner.arriving[migration_id] = migration.arriving
         if not self._pools.serves(migration.segment.instance_id):
             self._owners.renew(owner)  # a request waits for it
         self._pools.reserve({migration.destination_id: len(migration.segment.positions)})
         self._owners.settle(owner, before)
-        return MoveKV(migration_id, migration)
+        windowless = common(owner.windowless, migration.segment.positions)
+        return MoveKV(migration_id, migration, windowless=windowless)
 
     def close(self, migration_id: int, migration: KVMigration, *, is_committed: bool) -> list[KVOwner]:
         """End a migration. Return the owner if users are to leave some of its KV.
@@ -41,7 +42,7 @@ class Copies:
         Nothing arrives if the source was dropped meanwhile.
         """
         owner = self._owners.by_id[migration.segment.owner_id]
-        before = owner.num_unread_tokens()
+        before = owner.unread
         del owner.arriving[migration_id]
         is_void = migration_id not in owner.pinned
         if not is_void:
@@ -62,7 +63,7 @@ class Copies:
     def lose(self, migration_id: int, migration: KVMigration, lost_id: InstanceId) -> None:
         """End a migration from or to an instance that is lost."""
         owner = self._owners.by_id[migration.segment.owner_id]
-        before = owner.num_unread_tokens()
+        before = owner.unread
         del owner.arriving[migration_id]
         if migration_id in owner.pinned:
             owner.unpin(migration_id)
@@ -156,7 +157,7 @@ class Copies:
 
     def _void(self, owner: KVOwner, migration_ids: Iterable[int]) -> None:
         for migration_id in migration_ids:
-            before = owner.num_unread_tokens()
+            before = owner.unread
             owner.unpin(migration_id)
             self._owners.settle(owner, before)
 

@@ -56,8 +56,10 @@ class Counts:
             num_pushed_tokens=sum(len(push.segment.positions) for push in plan.pushes),
             num_served_tokens=_num_tokens_outside(group, lives) if batch.holder_ids else 0,
             num_leases=is_lease,
+            num_group_leases=is_lease and plan.group.dop > 1,
             num_multi_master_leases=is_lease and len({block.master_id for block in plan.queries}) > 1,
             num_served_leases=is_lease and bool(batch.holder_ids),
+            num_micro_batched_leases=plan.num_micro_batches > 1,
         )
 
 

@@ -5,10 +5,11 @@ from collections.abc import Iterable, Mapping
 from operator import attrgetter
 
 from loong.core.errors import InvalidEventError
-from loong.core.instructions import MoveKV, RunBatch, RunScoredBatch, StopLease
+from loong.core.instructions import ExtendLease, MoveKV, ReleaseWindows, RunBatch, RunScoredBatch, StopLease
 from loong.core.placement import InstanceId, KVSegment, tokens_by_instance
-from loong.core.plan import BatchPlan, KVMigration, LeaseEnd
-from loong.core.shared_kv import num_saved_keys
+from loong.core.plan import BatchPlan, KVMigration, LeaseEnd, LeaseExtension
+from loong.core.positions import common
+from loong.core.shared_kv import num_saved_keys, reading_together
 from loong.core.snapshot import RunningBatch, Snapshot
 from loong.state.counts import Counts
 from loong.state.in_flight_batch import InFlightBatch
@@ -30,6 +31,7 @@ class Flights:
         self.ending: dict[int, InFlightBatch] = {}
         self.migrations: dict[int, KVMigration] = {}
         self.copies: dict[int, KVMigration] = {}  # and moves, of owners that are no requests
+        self.windows_from: dict[int, int] = {}  # what these migrations bring of layers with a window
         self._pools, self._requests, self._counts = pools, requests, counts
         self._least_saved = least_saved
 
@@ -57,7 +59,12 @@ class Flights:
         used, stored = snapshot.instance, plan.num_stored_tokens
         reserved = tuple([(i, used[i].kv_used + stored.get(i, 0)) for i in plan.group.instance_ids])
         self._open(InFlightBatch(batch, running, sampled, reserved), lives)
-        num_saved = num_saved_keys([given.placement.shared for given in inputs], self._least_saved)
+        shared = {given.request_id: given.placement.shared for given in inputs}
+        num_saved = sum(
+            [num_saved_keys([shared[i] for i in ids], self._least_saved) for ids in reading_together(plan)]
+            if any(shared.values())
+            else ()
+        )
         self._counts.add(num_relayed_tokens=num_saved)
         return batch
 
@@ -72,11 +79,12 @@ class Flights:
             self._requests.views.mark_stale(live)
             live.batch_id, live.last_group = batch_id, group
 
-    def extend_batch(self, batch_id: int, plan: BatchPlan) -> None:
-        """Continue a lease with `plan`, the same one with more steps, and reserve room for them."""
-        batch = self.batches[batch_id]
+    def extend_lease(self, extension: LeaseExtension, snapshot: Snapshot) -> ExtendLease:
+        """Continue a lease with more steps, and reserve room for them."""
+        batch, plan = self.batches[extension.batch_id], snapshot.extended(extension)
         self._pools.reserve(Counter(plan.num_stored_tokens) - Counter(batch.plan.num_stored_tokens))
         batch.extend(plan)
+        return ExtendLease(extension.batch_id, plan.group, plan.num_steps)
 
     def end_lease(self, end: LeaseEnd) -> StopLease:
         """End a lease before a step."""
@@ -118,7 +126,7 @@ class Flights:
     def _share_new(self, lives: Iterable[LiveRequest], plan: BatchPlan) -> None:
         for live in lives:
             live.note_new(plan)
-            self._requests.share_new(live)
+            self._requests.sharing.share_new(live)
 
     def void_batch(self, batch_id: int) -> InFlightBatch:
         """Remove a batch that never ends; the KV that it has surely made stays."""
@@ -166,10 +174,11 @@ class Flights:
     def _has_predictable_end(self, batch: InFlightBatch) -> bool:
         """Return whether everything about a batch's end is known, except the tokens it samples.
 
-        It is not for a lease, whose number of steps is open; for KV that is pushed or moves, or that its
-        requests are to read elsewhere; and for a batch that waits for another to end.
+        It is not for a lease, whose number of steps is open; for KV that moves, is to be read elsewhere, or
+        has slots at its master until it is pushed; and for a batch that waits for another to end.
         """
-        if batch.is_lease or batch.plan.pushes or self.ending_on(batch.plan):
+        has_passing = batch.plan.num_reserved_tokens != batch.plan.num_stored_tokens
+        if batch.is_lease or has_passing or self.ending_on(batch.plan):
             return False
         return not any(
             live.migration_ids or live.copied or live.siblings or live.is_to_switch
@@ -214,15 +223,24 @@ class Flights:
         live = self._requests.changing(migration.segment.owner_id)
         live.migration_ids.add(migration_id)
         self._pools.reserve({migration.destination_id: len(migration.segment.positions)})
-        return MoveKV(migration_id, migration, live.batch_id)
+        self.windows_from[migration_id] = live.windows_from
+        windowless = (range(live.windows_from),) if live.windows_from else ()
+        return MoveKV(migration_id, migration, live.batch_id, windowless)
 
     def close_migration(self, migration_id: int) -> tuple[KVMigration, LiveRequest]:
-        """Remove a migration. Returns it and its request; its reserved slots stay reserved."""
+        """Remove a migration. Returns it and its request; its reserved slots stay reserved.
+
+        KV of layers with a window that the request needs no more goes at its destination, too.
+        """
         migration = self.migrations.pop(migration_id, None)
         if migration is None:
             raise InvalidEventError(f"migration {migration_id} finished, but is not running")
         live = self._requests.changing(migration.segment.owner_id)
         live.migration_ids.discard(migration_id)
+        owner_id, positions, instance_id = migration.arriving
+        passed = range(self.windows_from.pop(migration_id), live.windows_from)
+        for its in common((positions,), passed):
+            self._requests.owners.instruct(ReleaseWindows(owner_id, (instance_id,), its))
         return migration, live
 
     def _free_instances(self, batch_id: int) -> InFlightBatch:

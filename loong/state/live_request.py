@@ -1,8 +1,9 @@
 """A request from its arrival to the release of its KV, as `ClusterState` keeps it."""
 
-from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
+from struct import pack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,9 +20,11 @@ from loong.core.placement import (
     shared_of,
 )
 from loong.core.plan import BatchPlan, KVMigration
-from loong.core.positions import EMPTY, intersection, subtract
+from loong.core.positions import at_or_after, before, common, subtract
 from loong.core.prompt_logprobs import ScoredChunk
 from loong.core.request import Request, RequestView, TokenId
+from loong.core.window_memory import WindowMemory, ending_before
+from loong.state.loss_row import LossRow
 from loong.state.owners import KVOwner
 from loong.state.prefix_tree import Path, cached_on, first_missing_on, owner_at
 
@@ -38,13 +41,14 @@ class LiveRequest:
     While its batch is ending, the batch id moves from `batch_id` to `ending_id`, so that the next batch can
     be planned. `predicted_token_time` is the time of a token that is predicted but not there yet. A request
     that is predicted to end then `is_leaving`: no policy sees it any more. Positions that are `lost` had KV,
-    which was evicted or lost with an instance. `num_losses`, `suspected` and `num_other_losses` are those of
-    its view.
+    which was evicted or lost with an instance. `losses` are those of instances that it may have caused.
 
     The owners on its `path` have its tokens, and KV that it may borrow until it begins. It `has_unshared` KV
     of these tokens if no owner was offered all of it. One that `is_following` waits for another to compute
     what both need next; no policy sees it meanwhile. If it `reads_once`, steps read what it shares with
-    others once for all of them.
+    others once for all of them. With memory for `windows` alone, layers with a window have its own KV only of
+    positions from `windows_from` on. If it `is_broken`, it lacks KV there that it needs: it begins anew once
+    nothing in flight touches it, and no policy sees it before.
     """
 
     request: Request
@@ -64,9 +68,7 @@ class LiveRequest:
     unstarted: "list[LiveRequest]" = field(default_factory=list, repr=False)
     borrowed: tuple[KVOwner, ...] = ()
     number: int = 0
-    num_losses: int = 0
-    suspected: range = EMPTY
-    num_other_losses: int = 0
+    losses: LossRow = field(default_factory=LossRow)
     lost: tuple[range, ...] = ()
     is_scored: bool = False  # the whole prompt, if asked for
     path: Path = ()
@@ -75,6 +77,9 @@ class LiveRequest:
     is_following: bool = False
     is_sound: bool = True  # its KV, as far as is known
     reads_once: bool = True
+    windows: WindowMemory | None = None
+    windows_from: int = 0
+    is_broken: bool = False
 
     @classmethod
     def choices_of(cls, request: Request) -> "list[LiveRequest]":
@@ -82,6 +87,11 @@ class LiveRequest:
         choices = [cls(choice) for choice in request.choices()]
         for choice in choices if len(choices) > 1 else ():
             choice.unstarted = choices
+        if (before := request.continues) is not None and before.output_token_ids:
+            primary, arrived_at = choices[0], request.arrival_time
+            primary.output_token_ids += before.output_token_ids
+            primary.first_token_time = arrived_at - before.first_token_age
+            primary.last_token_time = arrived_at
         return choices
 
     @property
@@ -123,7 +133,9 @@ class LiveRequest:
     def prompt_tokens(self) -> NDArray[np.int32]:
         """Return the tokens of its prompt, which are made an array only once."""
         if self.prompt_array is None:
-            self.prompt_array = np.frombuffer(array("i", self.request.prompt_token_ids), dtype=np.int32)
+            token_ids = self.request.prompt_token_ids
+            packed = pack(f"{len(token_ids)}i", *token_ids)  # in half the time of an array
+            self.prompt_array = np.frombuffer(packed, dtype=np.int32)
         return self.prompt_array
 
     def known_tokens(self) -> NDArray[np.int32]:
@@ -133,7 +145,15 @@ class LiveRequest:
 
     def cached(self) -> tuple[CachedKV, ...]:
         """Return the KV on its path that it may borrow."""
-        return cached_on(self.path) if self.may_borrow else ()
+        cached, no_ends = cached_on(self.path) if self.may_borrow else (), self.no_ends()
+        return ending_before(cached, no_ends) if no_ends else cached
+
+    def no_ends(self) -> tuple[range, ...]:
+        """Return the positions at which it cannot begin to compute, see `WindowMemory`."""
+        if self.windows is None or not self.may_borrow:
+            return ()
+        gone = [common(owner.windowless, positions) for owner, positions in self.path]
+        return self.windows.no_ends(chain.from_iterable(gone))
 
     def next_missing(self) -> tuple[OwnerId, int] | None:
         """Return the first position that it needs and that no instance has, with the owner of that token.
@@ -142,7 +162,20 @@ class LiveRequest:
         """
         if self.has_begun:
             return owner_at(self.path, self.placement.first_missing)
-        return first_missing_on(self.path, self.cached())
+        if self.may_borrow:
+            return first_missing_on(self.path, self.cached() if self.windows else None)
+        return owner_at(self.path, 0) if self.path and self.path[-1].positions.stop > 1 else None
+
+    def lacks_windows(self, first: int) -> bool:
+        """Return whether it has KV of positions from `first` on that layers with a window lack."""
+        own = (p for s in self.own.segments for p in before((s.positions,), self.windows_from))
+        borrowed = (
+            met
+            for owner in self.borrowed
+            for segment in owner.users[self.request.request_id]
+            for met in common((segment.positions,), *owner.windowless)
+        )
+        return any(at_or_after(chain(own, borrowed), first))
 
     @property
     def own(self) -> Placement:
@@ -153,11 +186,12 @@ class LiveRequest:
         for owner in self.borrowed:
             for _, positions, instance_id in owner.read_by(self.request.request_id).segments:
                 read.setdefault(instance_id, []).append(positions)
-        own = (
+        own = [
             segment._replace(positions=rest)
             for segment in self.placement.segments
-            for rest in subtract((segment.positions,), *read.get(segment.instance_id, ()))
-        )
+            if segment.positions not in (there := read.get(segment.instance_id, ()))
+            for rest in subtract((segment.positions,), *there)
+        ]
         return Placement(tuple(own))
 
     @property
@@ -169,30 +203,6 @@ class LiveRequest:
         """Note that it reads KV of an owner."""
         if not any(known is owner for known in self.borrowed):
             self.borrowed = (*self.borrowed, owner)
-
-    def suspect(self, positions: range) -> None:
-        """Count the loss of an instance by a batch that was to compute these positions of it.
-
-        The loss is one in a row only if the batches before it failed at some of the same positions.
-        """
-        common = intersection(self.suspected, positions)
-        if not common:
-            self.clear()
-        self.num_losses, self.suspected = self.num_losses + 1, common or positions
-
-    def clear(self) -> None:
-        """End the row of losses."""
-        self.num_other_losses += self.num_losses
-        self.num_losses, self.suspected = 0, EMPTY
-
-    def clear_computed(self) -> None:
-        """End the suspicion of positions that were computed since the last loss. KV that is computed again
-        clears no others.
-        """
-        first = max(self.suspected.start, self.placement.first_missing)
-        self.suspected = range(first, self.suspected.stop)
-        if not self.suspected:
-            self.clear()
 
     def lose(self, instance_id: InstanceId) -> None:
         """Drop the KV on an instance, which is lost."""
@@ -244,10 +254,11 @@ class LiveRequest:
             borrowed,
             request.priority,
             self.last_token_time if predicted_token_time is None else predicted_token_time,
-            self.num_losses,
-            self.suspected,
-            self.num_other_losses,
+            self.losses.num_losses,
+            self.losses.suspected,
+            self.losses.num_others,
             self.cached() if self.path else (),
+            self.no_ends() if self.path else (),
         )
 
     def _shared(self) -> tuple[BorrowedKV, ...]:

@@ -3,21 +3,20 @@
 from collections import Counter
 from collections.abc import Iterable
 
-import numpy as np
-from numpy.typing import NDArray
-
 from loong.core.errors import InvalidEventError
-from loong.core.instructions import Instruction, ReleaseKV
+from loong.core.instructions import Instruction, ReleaseKV, ReleaseWindows
 from loong.core.placement import InstanceId, KVSegment, OwnerId, Placement, tokens_by_instance
-from loong.core.plan import BatchPlan, Borrowing
-from loong.core.positions import common
+from loong.core.plan import BatchPlan, Borrowing, KVMigration, PreemptionReason
+from loong.core.positions import at_or_after
 from loong.core.request import Request, RequestId
+from loong.core.window_memory import WindowMemory
 from loong.state.copies import Copies
 from loong.state.counts import Counts
 from loong.state.live_request import LiveRequest
 from loong.state.owners import KVOwner
 from loong.state.pool_ledger import PoolLedger
-from loong.state.prefix_tree import SALT, Path, PrefixTree, parts_within
+from loong.state.prefix_sharing import PrefixSharing
+from loong.state.prefix_tree import PrefixTree
 from loong.state.request_view_cache import RequestViewCache
 from loong.state.shared_work import SharedWork
 
@@ -30,15 +29,22 @@ class LiveRequests:
     """
 
     def __init__(
-        self, pools: PoolLedger, counts: Counts, *, keeps_prefixes: bool, least_saved: int | None = 1
+        self,
+        pools: PoolLedger,
+        counts: Counts,
+        *,
+        keeps_prefixes: bool,
+        least_saved: int | None = 1,
+        windows: WindowMemory | None = None,
     ) -> None:
         self.by_id: dict[RequestId, LiveRequest] = {}
         self.views = RequestViewCache()
         self.owners = PrefixTree(pools, keeps=keeps_prefixes, remembers=keeps_prefixes)
+        self.sharing = PrefixSharing(self.by_id, self.owners, pools)
         self.copies = Copies(pools, self.owners, counts)
         self.shared_work = SharedWork()
         self.most_tokens = 0
-        self._reads_once = least_saved is not None
+        self._reads_once, self._windows = least_saved is not None, windows
         self._pools, self._counts = pools, counts
         self._num_arrived = 0
 
@@ -48,13 +54,15 @@ class LiveRequests:
             if request_id in self.by_id:
                 raise InvalidEventError(f"request {request_id} arrived twice")
         choices = LiveRequest.choices_of(request)
-        self.most_tokens = max(self.most_tokens, choices[0].view().num_final_tokens)
+        num_new = request.num_choices * (request.sampling_params.max_tokens - 1)  # tokens with KV
+        self.most_tokens = max(self.most_tokens, len(request.prompt_token_ids) + num_new)
         for new in choices:
             self._num_arrived += 1
             new.number, new.reads_once = self._num_arrived, self._reads_once
+            new.windows = self._windows
             self.by_id[new.request.request_id] = new
             self.views.mark_stale(new)
-        self._enter_tree(choices[0])
+        self.sharing.enter(choices[0])
         self._counts.add(num_arrived=request.num_choices)
 
     def refresh(self) -> None:
@@ -80,11 +88,11 @@ class LiveRequests:
 
     def start_siblings(self, primary: LiveRequest) -> list[LiveRequest]:
         """Start the siblings of a request, which read all KV that it has. Returns them."""
-        self._give(primary, primary.own.segments, primary.path)
+        self.sharing.give(primary, primary.own.segments, primary.path)
         if kept := primary.own.segments:  # that others have elsewhere, or are not to have
             salt = f"choices-{primary.number}"  # ids may be used again
             path = self.owners.path(salt, primary.prompt_tokens(), is_kept=False)
-            self._give(primary, kept, path)
+            self.sharing.give(primary, kept, path)
         siblings = self.start_without_kv(primary)
         for sibling in siblings:
             request_id = sibling.request.request_id
@@ -115,6 +123,7 @@ class LiveRequests:
                 instructions += self._switch_copied(live)
                 if not live.migration_ids:
                     instructions += self.copies.leave_retired(live)
+            instructions += self.begin_broken_anew(live)
             if live.has_ended and live.is_at_rest:
                 request_id = live.request.request_id
                 instructions += self.drop_kv(request_id)
@@ -150,9 +159,10 @@ class LiveRequests:
     def drop_kv(self, request_id: RequestId) -> tuple[Instruction, ...]:
         """Release all KV of a request not in flight; others may use it until its room is needed."""
         live = self.changing(request_id)
-        self._keep(live)
+        kept = self.sharing.keep(live)
         placement, live.placement = live.placement, Placement()
         num_tokens = Counter(placement.tokens_by_instance())
+        num_tokens.subtract(tokens_by_instance(kept))
         for owner in live.borrowed:
             read = self.owners.leave(owner, request_id)
             num_tokens.subtract(read.tokens_by_instance())
@@ -160,13 +170,14 @@ class LiveRequests:
                 self.copies.distrust(owner, read)
         self._pools.release(num_tokens)
         live.borrowed, live.lost = (), ()
+        live.windows_from, live.is_broken = 0, False
         holders = placement.instance_ids
         return (ReleaseKV(request_id, holders),) if holders else ()
 
     def preempt(self, request_id: RequestId) -> tuple[Instruction, ...]:
         """Let a request not in flight begin anew, with all KV that is left of it then."""
         released = self.drop_kv(request_id)
-        self._enter_tree(self.by_id[request_id])
+        self.sharing.enter(self.by_id[request_id])
         return released
 
     def borrow(self, borrowing: Borrowing) -> int:
@@ -179,20 +190,11 @@ class LiveRequests:
             owner = self.owners.by_id[owner_id]
             self.owners.lend(owner, borrowing.request_id, segments)
             live.borrow(owner)
-        read = [segment._replace(owner_id=borrowing.request_id) for segment in borrowing.segments]
+        read = [KVSegment(borrowing.request_id, p, i) for _, p, i in borrowing.segments]
         live.regain(read)
         live.placement = live.placement.adding(read)
         self.owners.touch(live.path)
         return live.placement.num_tokens
-
-    def share_new(self, live: LiveRequest) -> None:
-        """Let others have what a request has computed of a prompt that begins like theirs."""
-        if not live.has_unshared or live.ending_id is not None or live.has_ended:
-            return
-        shared = tuple([part for part in live.path if len(part.owner.followers) > 1])
-        if shared:
-            self._give(live, self._staying(live), shared)
-            live.has_unshared = False
 
     def users_of(self, owners: Iterable[KVOwner]) -> list[LiveRequest]:
         """Return the requests that read KV of some owners."""
@@ -219,6 +221,10 @@ class LiveRequests:
         self.release_kv(live, (segment,))
         return ReleaseKV(segment.owner_id, (segment.instance_id,), segment.positions)
 
+    def release_arriving(self, live: LiveRequest, migration: KVMigration) -> None:
+        """Release what a migration of a request does not bring, before the request reads a copy there."""
+        self.owners.instruct(self.released(live, migration.arriving))
+
     def release_kv(self, live: LiveRequest, segments: Iterable[KVSegment]) -> None:
         """Count the slots that a request releases as free, except those of other owners."""
         num_tokens = tokens_by_instance(segments)
@@ -226,76 +232,44 @@ class LiveRequests:
             num_tokens.subtract(self.owners.end_use(owner, live.request.request_id, segments))
         self._pools.release(num_tokens)
 
-    def _enter_tree(self, live: LiveRequest) -> None:
-        """Let a request that waits find KV of others, and them that of the request."""
-        if self._is_cacheable(live.request):
-            self._follow(live, live.known_tokens())
-            for owner, _ in live.path:
-                if len(owner.followers) == 2:  # more share all that they compute
-                    for request_id in owner.followers:
-                        self.share_new(self.by_id[request_id])
+    def begin_broken_anew(self, live: LiveRequest) -> tuple[Instruction, ...]:
+        """Let a request begin anew if it has lost KV that cannot be computed, as windows before it are gone.
+
+        It does once nothing in flight touches it. What is left of its windows may be of any tokens then.
+        """
+        if not live.lost or self._windows is None or live.has_ended:
+            return ()
+        first = max(0, live.placement.first_missing - self._windows.window + 1)
+        is_moving = bool(live.migration_ids or live.copied)  # perhaps without the windows that it needs now
+        live.is_broken |= live.lacks_windows(first) or (is_moving and live.windows_from > first)
+        self.views.mark_stale(live)
+        if not live.is_broken:
+            live.windows_from = min(live.windows_from, first)
+        elif live.is_at_rest and not live.copied:
+            self._counts.add_preemptions((PreemptionReason.REPAIR,))
+            for owner_id, positions, instance_id in live.own.segments:
+                for its in filter(None, at_or_after((positions,), live.windows_from)):
+                    self.owners.instruct(ReleaseWindows(owner_id, (instance_id,), its))
+            live.windows_from = live.placement.stop
+            return self.preempt(live.request.request_id)
+        return ()
 
     def _leave_tree(self, live: LiveRequest) -> None:
         self.owners.unfollow(live.request.request_id, live.path)
         for other in self.shared_work.drop(live):
             self.views.mark_stale(other)
 
-    def _follow(self, live: LiveRequest, token_ids: NDArray[np.int32]) -> None:
-        request, before = live.request, live.path
-        live.path = self.owners.path(f"{SALT}{request.cache_salt}", token_ids)
-        self.owners.follow(request.request_id, live.path)
-        kept = {owner.owner_id for owner, _ in live.path}
-        left = tuple([part for part in before if part.owner.owner_id not in kept])
-        self.owners.unfollow(request.request_id, left)
-
-    def _is_cacheable(self, request: Request) -> bool:
-        """Return whether others may read its KV; a `range` stands for tokens that nobody else has."""
-        return self.owners.keeps and request.uses_cache and not isinstance(request.prompt_token_ids, range)
-
-    def _may_keep(self, live: LiveRequest) -> bool:
-        return live.is_sound and self._is_cacheable(live.request)
-
-    def _keep(self, live: LiveRequest) -> None:
-        """Let others have the KV of all known tokens but the last, on instances that take new KV."""
-        if not self._may_keep(live) or not live.placement.segments:
-            return
-        known = live.known_tokens()[:-1]
-        self._follow(live, known)
-        kept = [
-            segment._replace(positions=positions)
-            for segment in self._staying(live)
-            for positions in common((segment.positions,), range(len(known)))
-        ]
-        self._give(live, kept, live.path)
-        self.owners.touch(live.path)
-
-    def _staying(self, live: LiveRequest) -> list[KVSegment]:
-        """Return its own KV on instances that take new KV."""
-        return [segment for segment in live.own.segments if self._pools.keeps(segment.instance_id)]
-
-    def _give(self, live: LiveRequest, segments: Iterable[KVSegment], path: Path) -> None:
-        for owner, within in parts_within(path, segments):
-            if self.owners.give(owner, live.request.request_id, within):
-                live.borrow(owner)
-
     def _switch_copied(self, live: LiveRequest) -> list[Instruction]:
         instructions: list[Instruction] = []
         for migration in live.copied:
-            left = self._left_cached(live, migration.segment)
+            left = self.sharing.left(live, migration.segment)
             live.placement = live.placement.moving(migration.segment, migration.destination_id)
-            self._give(live, left, live.path)
+            self.sharing.give(live, left, live.path)
             instructions.append(self.released(live, migration.segment))
         if live.copied:
             live.copied.clear()
             self.views.mark_stale(live)
         return instructions
-
-    def _left_cached(self, live: LiveRequest, moved: KVSegment) -> list[KVSegment]:
-        """Return what others may read where it was after it has moved: KV that the request alone has."""
-        if not self._may_keep(live):
-            return []
-        own = [s for s in self._staying(live) if s.instance_id == moved.instance_id]
-        return [s._replace(positions=p) for s in own for p in common((s.positions,), moved.positions)]
 
     def _leave_choices(self, live: LiveRequest) -> None:
         """Remove a choice that ends before it starts.
@@ -309,6 +283,6 @@ class LiveRequests:
         choices.remove(live)
         for primary in choices[:1]:
             if was_primary:
-                self._enter_tree(primary)
-                primary.num_losses, primary.suspected = live.num_losses, live.suspected
+                self.sharing.enter(primary)
+                primary.losses.take_over(live.losses)
             self.views.mark_stale(primary)

@@ -37,9 +37,7 @@ def lose_instance(accounting: Accounting, event: InstanceLost) -> Applied:
         accounting.counts.times.end(batch_id, event.time)
         hit.update((request_id, requests.by_id[request_id]) for request_id in batch.request_ids)
         instructions += _leave(accounting, batch, instance_id)
-    for request_id, released in _void_moves(accounting, instance_id):
-        hit[request_id] = requests.by_id[request_id]
-        instructions += released
+    hit.update((live.request.request_id, live) for live in _void_moves(accounting, instance_id))
     for request_id, live in requests.by_id.items():
         if request_id in hit or instance_id in live.placement.instance_ids:
             hit[request_id] = live
@@ -70,9 +68,9 @@ def _suspect_requests(accounting: Accounting, instance_id: InstanceId) -> None:
     for request_id in requests.by_id:
         live = requests.changing(request_id)
         if positions := suspected.get(request_id, EMPTY):
-            live.suspect(positions)
+            live.losses.suspect(positions)
         else:
-            live.num_other_losses += 1
+            live.losses.num_others += 1
 
 
 def _leave(accounting: Accounting, batch: InFlightBatch, lost_id: InstanceId) -> Iterator[Instruction]:
@@ -115,10 +113,8 @@ def _released(
             yield ReleaseKV(owner_id, (instance_id,), piece, is_void=True)
 
 
-def _void_moves(
-    accounting: Accounting, lost_id: InstanceId
-) -> Iterator[tuple[RequestId, tuple[Instruction, ...]]]:
-    """Remove the migrations and copies of a lost instance; yield their requests, and what is to be released.
+def _void_moves(accounting: Accounting, lost_id: InstanceId) -> Iterator[LiveRequest]:
+    """Remove the migrations and copies of a lost instance; yield their requests.
 
     A finished copy takes the place of a source that is lost.
     """
@@ -128,14 +124,14 @@ def _void_moves(
             del flights.copies[migration_id]
             requests.copies.lose(migration_id, migration, lost_id)
     for migration_id, migration in tuple(flights.migrations.items()):
-        arriving = migration.arriving
-        if lost_id in (migration.segment.instance_id, arriving.instance_id):
+        if lost_id in (migration.segment.instance_id, migration.destination_id):
             _, live = flights.close_migration(migration_id)
-            is_left = arriving.instance_id != lost_id
-            yield arriving.owner_id, (requests.released(live, arriving),) if is_left else ()
+            if migration.destination_id != lost_id:
+                requests.release_arriving(live, migration)
+            yield live
     for request_id, live in requests.by_id.items():
         for migration in [m for m in live.copied if lost_id in (m.segment.instance_id, m.destination_id)]:
             requests.changing(request_id).copied.remove(migration)
             if migration.destination_id != lost_id:
                 live.placement = live.placement.moving(migration.segment, migration.destination_id)
-            yield request_id, ()
+            yield live

@@ -7,9 +7,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from loong.core.decision import Decision, DecisionKind
 from loong.core.placement import InstanceId
+from loong.core.plan import IterationPlan
 from loong.core.positions import common, subtract
 from loong.state.live_request import LiveRequest
+from loong.state.live_requests import LiveRequests
 from loong.state.owners import Gone, GoneCause, KVOwner
 from loong.state.prefix_tree import PrefixTree
 
@@ -30,6 +33,15 @@ class _Missed(NamedTuple):
 
     positions: tuple[range, ...]
     gone: Gone
+
+
+def reasons_of_misses(requests: LiveRequests, plan: IterationPlan) -> tuple[Decision, ...]:
+    """Return why requests that begin with a plan, just committed, read less cached KV than they could."""
+    if not (requests.owners.keeps and requests.views.waiting):  # as before the plan
+        return ()
+    begun = [r for batch in plan.batches for r in requests.views.waiting.keys() & batch.request_ids]
+    words = ((r, Misses(requests.by_id[r], requests.owners).words()) for r in sorted(begun))
+    return tuple([Decision(DecisionKind.MISS, (r,), reason) for r, reasons in words for reason in reasons])
 
 
 class Misses:
@@ -53,13 +65,18 @@ class Misses:
     def _lacking(self) -> Iterator[str]:
         """Yield reasons for tokens that are or were cached, each cause once."""
         unread: list[tuple[range, InstanceId]] = []
+        behind: list[range] = []
         missed: dict[GoneCause, list[_Missed]] = {}
         last = self._live.path[-1].positions.stop - 1
         read = [segment.positions for segment in self._live.placement.segments]
         for owner, positions in self._live.path:
             rest = subtract((range(positions.start, min(positions.stop, last)),), *read)
             for segment in owner.placement.segments if rest else ():
-                unread += [(met, segment.instance_id) for met in common(rest, segment.positions)]
+                found = common(rest, segment.positions)
+                if owner.windowless:
+                    behind += found
+                else:
+                    unread += [(met, segment.instance_id) for met in found]
                 rest = subtract(rest, segment.positions)
             for gone in reversed(owner.gone if rest else ()):
                 met = common(rest, gone.positions)
@@ -68,6 +85,8 @@ class Misses:
                     unread += [(part, gone.instance_id) for part in met]
                 elif met:
                     missed.setdefault(gone.cause, []).append(_Missed(met, gone))
+        if behind:
+            yield f"{_tokens(behind)}, since layers with a window keep no KV for all places to go on from"
         if unread:
             where = _instances({instance_id for _, instance_id in unread})
             yield f"{_tokens([part for part, _ in unread])} on {where}, which the policy computes instead"

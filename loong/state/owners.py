@@ -2,7 +2,7 @@
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum, auto
 from itertools import chain
 from operator import itemgetter
@@ -47,8 +47,9 @@ class KVOwner:
     A position may have KV on several instances. A user reads one of these copies. A migration reads its
     source, which is `pinned`, and fills the slots of KV that is `arriving`. What nobody reads is `unread`: it
     may be evicted, and goes at once unless the owner `is_kept`. KV that is `retired` has another copy, to
-    which its users go at their next boundary. `has_changed` is set when its KV changes, or what its users
-    share. `gone` are records of KV that it had, the latest last. Nothing but reasons follows from them.
+    which its users go at their next boundary. `windowless` positions have no KV in layers with a window any
+    more. `has_changed` is set when its KV changes, or what its users share. `gone` are records of KV that it
+    had, the latest last. Nothing but reasons follows from them.
     """
 
     def __init__(
@@ -65,13 +66,16 @@ class KVOwner:
         self.retired = Placement()
         self.unread = Placement()
         self.has_copies = False
+        self.windowless: tuple[range, ...] = ()
         self.gone: tuple[Gone, ...] = ()
         self.uses: list[int] = []  # the stops up to which it was used, the latest use first
         self.has_changed = False
         self._authors: list[tuple[int, RequestId]] = []  # from a position on, ascending
         self._authored_until = start
         self._num_readers: Counter[KVSegment] = Counter()
-        self._shared: dict[RequestId, Placement] = {}  # of users that have asked since the last change
+        # Of users that have asked since the last change
+        self._read_by: dict[RequestId, Placement] = {}
+        self._shared: dict[RequestId, Placement] = {}
 
     @property
     def stop(self) -> int:
@@ -121,7 +125,8 @@ class KVOwner:
         own = self.token_ids[first - self.start :]
         most = min(len(own), len(token_ids) - first)
         different = own[:most] != token_ids[first : first + most]
-        return int(different.argmax()) if different.any() else most
+        place = int(different.argmax()) if most else 0
+        return place if most and different[place] else most
 
     def view(self) -> OwnerView:
         """Return its KV as policies see it."""
@@ -129,7 +134,7 @@ class KVOwner:
 
     def add(self, segments: Iterable[KVSegment]) -> None:
         """Take KV that it does not have on the same instances."""
-        self._hold(self.placement.adding([s._replace(owner_id=self.owner_id) for s in segments]))
+        self._hold(self.placement.adding([KVSegment(self.owner_id, p, i) for _, p, i in segments]))
 
     def remove(self, segment: KVSegment) -> None:
         """Drop KV that nobody reads."""
@@ -137,19 +142,24 @@ class KVOwner:
 
     def lend(self, user_id: RequestId, segments: Iterable[KVSegment]) -> None:
         """Let a request read this KV, too. It reads these positions nowhere else."""
-        new = [segment._replace(owner_id=self.owner_id) for segment in segments]
+        new = [KVSegment(self.owner_id, positions, i) for _, positions, i in segments]
         self._read(user_id, (*self.users.get(user_id, ()), *new))
 
     def read_by(self, user_id: RequestId) -> Placement:
         """Return the KV that a user reads here, as KV of the user."""
-        return _placed(user_id, self.users[user_id])
+        if (known := self._read_by.get(user_id)) is None:
+            known = self._read_by[user_id] = _placed(user_id, self.users[user_id])
+        return known
 
     def shared_with(self, user_id: RequestId) -> Placement:
         """Return the same without what no one else reads."""
         if (known := self._shared.get(user_id)) is None:
-            own = Counter(self.users[user_id])
-            others = [segment for segment, count in self._num_readers.items() if count > own[segment]]
-            known = self._shared[user_id] = _placed(user_id, _met(own, others))
+            readers, own = self._num_readers, self.users[user_id]
+            if len(self.users) == 1 and not self.pinned:
+                others: list[KVSegment] = []
+            else:
+                others = [segment for segment, count in readers.items() if count > own.count(segment)]
+            known = self._shared[user_id] = _placed(user_id, tuple(_met(own, others)))
         return known
 
     def give_back(self, user_id: RequestId, segments: Iterable[KVSegment]) -> Counter[InstanceId]:
@@ -192,14 +202,28 @@ class KVOwner:
             KVSegment(self.owner_id, met, instance_id)
             for instance_id in self.placement.instance_ids
             if instance_id != segment.instance_id
-            for here in subtract(self.placement.on(instance_id), *self.retired.on(instance_id))
+            for here in self.staying_on(instance_id)
             for met in common((segment.positions,), here)
         ]
+
+    def staying_on(self, instance_id: InstanceId) -> tuple[range, ...]:
+        """Return the positions that are on an instance, and not retired there."""
+        here = self.placement.on(instance_id)
+        return subtract(here, *self.retired.on(instance_id)) if self.retired.segments else here
 
     def coming_to(self, instance_id: InstanceId) -> list[range]:
         """Return the positions that an instance has, or will have."""
         arriving = [s.positions for s in self.arriving.values() if s.instance_id == instance_id]
         return [*self.placement.on(instance_id), *arriving]
+
+    def all_positions(self) -> list[range]:
+        """Return the positions that it has, or will have, on all instances; those with copies are twice."""
+        return [segment.positions for segment in (*self.placement.segments, *self.arriving.values())]
+
+    def forget_windowless(self) -> None:
+        """Forget which positions have no KV in layers with a window where they have none at all."""
+        gone = subtract(self.windowless, *self.all_positions())
+        self.windowless = subtract(self.windowless, *gone)
 
     def lose(self, instance_id: InstanceId) -> None:
         """Drop the KV on an instance, which is missing for all users then."""
@@ -207,9 +231,15 @@ class KVOwner:
             self._read(user_id, tuple([segment for segment in read if segment.instance_id != instance_id]))
         self._hold(self.placement.without(instance_id))
 
-    def num_unread_tokens(self) -> Counter[InstanceId]:
+    @property
+    def is_whole(self) -> bool:
+        """Return whether it has the KV of all its tokens, each on one instance, where it stays."""
+        is_simple = not (self.has_copies or self.retired.segments)
+        return is_simple and self.placement.num_tokens == len(self.token_ids)
+
+    def num_unread_tokens(self) -> Mapping[InstanceId, int]:
         """Return the number of tokens on each instance that nobody reads."""
-        return Counter(self.unread.tokens_by_instance())
+        return self.unread.tokens_by_instance()
 
     def record(self, new: Gone) -> None:
         """Note what is to go, together with the last record if it comes just before that."""
@@ -240,22 +270,27 @@ class KVOwner:
         """Let a user read just this KV."""
         before, self.users[user_id] = self.users.get(user_id, ()), segments
         self._shared.pop(user_id, None)
-        self._count(set(segments).difference(before), set(before).difference(segments))
+        self._read_by.pop(user_id, None)
+        if before and segments:
+            self._count(set(segments).difference(before), set(before).difference(segments))
+        else:
+            self._count(segments, before)
 
     def _count(self, new: Iterable[KVSegment], ended: Iterable[KVSegment]) -> None:
         """Count a reader of some KV, and one less of other.
 
         Other users share the same as before if each segment that changes has two more readers at least.
         """
-        fewest = 2
+        fewest, readers = 2, self._num_readers
         for segment in new:
-            fewest = min(fewest, self._num_readers[segment])
-            self._num_readers[segment] += 1
+            before = readers.get(segment, 0)
+            fewest = min(fewest, before)
+            readers[segment] = before + 1
         for segment in ended:
-            self._num_readers[segment] -= 1
-            fewest = min(fewest, self._num_readers[segment])
-            if not self._num_readers[segment]:
-                del self._num_readers[segment]
+            left = readers.pop(segment) - 1
+            fewest = min(fewest, left)
+            if left:
+                readers[segment] = left
         if fewest < 2:
             self._shared.clear()
             self.has_changed = True
@@ -263,20 +298,24 @@ class KVOwner:
             self._find_unread()
 
     def _find_unread(self) -> None:
-        readers = self._num_readers
-        rest = [segment for segment in self.placement.segments if segment not in readers]
-        partly = readers.keys() - set(self.placement.segments)
-        self.unread = Placement(tuple(_without(rest, partly) if partly else rest))
+        readers, held = self._num_readers, self.placement.segments
+        if not readers:
+            self.unread = self.placement
+            return
+        rest = [segment for segment in held if segment not in readers]
+        if len(held) - len(rest) < len(readers):  # some are read in part
+            rest = [*_without(rest, readers)]
+        self.unread = Placement(tuple(rest))
 
 
 def _met(segments: Iterable[KVSegment], others: Iterable[KVSegment]) -> Iterator[KVSegment]:
     """Yield the parts of segments whose positions some others have on the same instance."""
     by_instance = _by_instance(others)
-    for segment in segments:
+    for segment in segments if by_instance else ():
         there = by_instance.get(segment.instance_id, ())
         if segment.positions in there:
             yield segment
-        else:
+        elif there:
             left = subtract((segment.positions,), *there)
             for positions in subtract((segment.positions,), *left):
                 yield segment._replace(positions=positions)
@@ -297,7 +336,9 @@ def _by_instance(segments: Iterable[KVSegment]) -> dict[InstanceId, list[range]]
     return found
 
 
-def _placed(owner_id: OwnerId, segments: Iterable[KVSegment]) -> Placement:
+def _placed(owner_id: OwnerId, segments: Sequence[KVSegment]) -> Placement:
+    if len({instance_id for _, _, instance_id in segments}) == len(segments):
+        return Placement(tuple([KVSegment(owner_id, p, i) for _, p, i in segments if p]))
     by_instance = _by_instance(segments)
     placed = ([KVSegment(owner_id, p, i) for p in coalesce(ranges)] for i, ranges in by_instance.items())
     return Placement(tuple(chain.from_iterable(placed)))

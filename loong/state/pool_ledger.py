@@ -1,11 +1,12 @@
 """The instances of a cluster, and the slots of their pools that are in use."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from loong.core.errors import InvalidEventError
 from loong.core.instance import ElasticInstance, InstanceKind
-from loong.core.placement import InstanceId
+from loong.core.placement import InstanceId, OwnerId
 
 
 @dataclass(slots=True)
@@ -13,13 +14,48 @@ class PoolLedger:
     """Instances, of which `kv_used` counts KV and the slots that batches and migrations have reserved.
 
     `pools` and `free` are those of a snapshot, so that no plan looks at every instance for them; `returning`
-    are the slots of lost instances that are being started again.
+    and `returning_memory` are the slots of lost instances that are being started again. `lent` has the
+    instance and the slots of each loan to another engine, which are no part of the capacity. `taken`
+    counts all slots that were ever reserved.
     """
 
     instances: dict[InstanceId, ElasticInstance] = field(default_factory=dict)
     pools: dict[InstanceId, int] = field(default_factory=dict)
     free: dict[InstanceId, int] = field(default_factory=dict)
     returning: dict[InstanceId, int] = field(default_factory=dict)
+    returning_memory: dict[InstanceId, int] = field(default_factory=dict)
+    lent: dict[OwnerId, tuple[InstanceId, int]] = field(default_factory=dict)
+    taken: Counter[InstanceId] = field(default_factory=Counter)
+
+    def lend(self, loan_id: OwnerId, instance_id: InstanceId, num_tokens: int) -> bool:
+        """Take free slots out of an instance's pool. Return whether it is there and has these."""
+        instance = self.instances.get(instance_id)
+        if instance is None or instance.kv_free < num_tokens or loan_id in self.lent:
+            return False
+        self.lent[loan_id] = instance_id, num_tokens
+        self._resize(instance, -num_tokens)
+        return True
+
+    def take_back(self, loan_id: OwnerId) -> InstanceId | None:
+        """Return the slots of a loan to its instance, and return that. None if it was lost, or has left."""
+        instance_id, num_tokens = self.lent.pop(loan_id, (None, 0))
+        if instance_id is not None:
+            self._resize(self.instances[instance_id], num_tokens)
+        return instance_id
+
+    def lent_tokens(self) -> Counter[InstanceId]:
+        """Return the slots that each instance has lent."""
+        found: Counter[InstanceId] = Counter()
+        for instance_id, num_tokens in self.lent.values():
+            found[instance_id] += num_tokens
+        return found
+
+    def _resize(self, instance: ElasticInstance, num_more: int) -> None:
+        instance_id = instance.instance_id
+        self.instances[instance_id] = replace(instance, kv_capacity=instance.kv_capacity + num_more)
+        if instance_id in self.pools:
+            self.pools[instance_id] += num_more
+            self.free[instance_id] += num_more
 
     def join(self, instance: ElasticInstance) -> None:
         """Add a new instance. Raises `InvalidEventError` if it is there, or is not empty."""
@@ -30,7 +66,7 @@ class PoolLedger:
                 f"instance {instance.instance_id} joined with {instance.kv_used} tokens and batch "
                 f"{instance.batch_id}; it must come empty"
             )
-        self.returning.pop(instance.instance_id, None)
+        self._stop_waiting_for(instance.instance_id)
         self.instances[instance.instance_id] = instance
         if instance.kind is InstanceKind.FULL:
             self.pools[instance.instance_id] = instance.kv_capacity
@@ -48,13 +84,16 @@ class PoolLedger:
 
     def lose(self, instance_id: InstanceId, *, returns: bool) -> None:
         """Remove an instance; if it `returns`, its slots are expected again."""
-        if returns and self.instances[instance_id].kind is InstanceKind.FULL:
-            self.returning[instance_id] = self.instances[instance_id].kv_capacity
+        instance = self.instances[instance_id]
+        if returns and instance.kind is InstanceKind.FULL:
+            self.returning[instance_id] = instance.kv_capacity + self.lent_tokens()[instance_id]
+        elif returns and instance.kind is InstanceKind.ATTENTION:
+            self.returning_memory[instance_id] = instance.kv_capacity
         self._remove(instance_id)
 
     def leave(self, instance_id: InstanceId) -> None:
         """Remove an instance that has nothing, or that was lost and is not to return."""
-        self.returning.pop(instance_id, None)
+        self._stop_waiting_for(instance_id)
         self._remove(instance_id)
 
     def run(self, instance_ids: Iterable[InstanceId], batch_id: int | None) -> None:
@@ -78,16 +117,20 @@ class PoolLedger:
     def reserve(self, num_tokens: Mapping[InstanceId, int]) -> None:
         """Count slots of each instance as used."""
         for instance_id, count in num_tokens.items():
-            self._use(instance_id, count)
+            if count:
+                self._use(instance_id, count)
 
     def release(self, num_tokens: Mapping[InstanceId, int]) -> None:
         """Count slots of each instance as free."""
         for instance_id, count in num_tokens.items():
-            self._use(instance_id, -count)
+            if count:
+                self._use(instance_id, -count)
 
     def keep(self, num_tokens: Mapping[InstanceId, int]) -> None:
         """Count slots in use as cached, since no request reads them any more; below 0, the other way."""
         for instance_id, count in num_tokens.items():
+            if not count:
+                continue
             instance = self.instances[instance_id]
             self.instances[instance_id] = instance.holding(
                 instance.kv_used - count, instance.kv_cached + count
@@ -103,10 +146,17 @@ class PoolLedger:
 
     def _use(self, instance_id: InstanceId, num_tokens: int) -> None:
         instance = self.instances[instance_id]
+        if num_tokens > 0:
+            self.taken[instance_id] += num_tokens
         self.instances[instance_id] = instance.using(instance.kv_used + num_tokens)
         if instance_id in self.free:
             self.free[instance_id] -= num_tokens
 
+    def _stop_waiting_for(self, instance_id: InstanceId) -> None:
+        self.returning.pop(instance_id, None)
+        self.returning_memory.pop(instance_id, None)
+
     def _remove(self, instance_id: InstanceId) -> None:
         for by_id in (self.instances, self.pools, self.free):
             by_id.pop(instance_id, None)
+        self.lent = {loan_id: loan for loan_id, loan in self.lent.items() if loan[0] != instance_id}

@@ -6,9 +6,9 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from loong.core.instructions import Instruction, ReleaseKV, ShareKV
+from loong.core.instructions import Instruction, ReleaseKV, ReleaseWindows, ShareKV
 from loong.core.placement import CachedKV, InstanceId, KVSegment, OwnerId, OwnerView, Placement
-from loong.core.positions import EMPTY, common, subtract
+from loong.core.positions import common, intersection, subtract
 from loong.core.request import RequestId
 from loong.state.eviction_order import EvictionOrder
 from loong.state.owners import Gone, GoneCause, KVOwner
@@ -32,11 +32,11 @@ class PrefixTree:
     """Owners by id, and by what they begin with: no two with the same salt begin alike at the same place.
 
     `keeps` says whether KV stays that nobody reads. It does on instances that take new KV, until its room is
-    needed: then copies go first, and what was used least recently, from its end. `changed` are the owners
-    that have changed since `views` were last made, of the owners that live requests follow. `new` are owners,
-    with positions, of which a host tier may lack KV, by that tier. `now` is the time
-    of what happens next. If it `remembers`, some owners stay when all their KV is gone, so that there is a
-    reason why they lack.
+    needed: then copies that others keep longer go first, and what was used least recently, from its end.
+    `changed` are the owners that have changed since `views` were last made, of the owners that live requests
+    follow. `new` are owners, with positions, of which a host tier may lack KV, by that tier. `now` is the
+    time of what happens next. If it `remembers`, some owners stay when all their KV is gone, so that there is
+    a reason why they lack.
     """
 
     def __init__(self, pools: PoolLedger, *, keeps: bool, remembers: bool = False) -> None:
@@ -48,7 +48,7 @@ class PrefixTree:
         self.roots: dict[str, KVOwner] = {}  # by salt
         self.remembered = RememberedOwners(remembers=remembers)
         self._pools = pools
-        self._order = EvictionOrder()
+        self._order = EvictionOrder(pools.serves)
         self._instructions: list[Instruction] = []
         self._num_made = 0
 
@@ -61,17 +61,24 @@ class PrefixTree:
         """Note an instruction that follows from a change."""
         self._instructions.append(instruction)
 
-    def path(self, salt: str, token_ids: NDArray[np.int32], *, is_kept: bool = True) -> Path:
+    def path(
+        self, salt: str, token_ids: NDArray[np.int32], *, known: Path = (), is_kept: bool = True
+    ) -> Path:
         """Return the owners of all tokens of a sequence, one after the other; those that lack are made.
 
-        If they are not kept, none of their KV stays that nobody reads.
+        The path of its first tokens may be `known`: owners with followers keep their tokens. If they are not
+        kept, none of their KV stays that nobody reads.
         """
         root = self.roots.get(salt)
         if root is None:
             is_kept = is_kept and self.keeps
             root = self.roots[salt] = KVOwner(salt, 0, np.empty(0, dtype=np.int32), is_kept=is_kept)
-        parts: list[PathPart] = []
+        parts = [*known]
         owner, first = root, 0
+        if known:
+            owner, covered = parts.pop()
+            first = covered.stop + owner.num_matching(token_ids, covered.stop)
+            parts.append(PathPart(owner, range(covered.start, first)))
         while first < len(token_ids):
             child = owner.children.get((first, int(token_ids[first])))
             if child is None:
@@ -114,6 +121,23 @@ class PrefixTree:
 
         What the owner has on the same instance already, or will have, stays with the request alone.
         """
+        given = self._take(owner, segments)
+        if given:
+            owner.lend(giver_id, given)
+            self.see(owner)
+        return bool(given)
+
+    def keep(self, owner: KVOwner, segments: Iterable[KVSegment]) -> list[KVSegment]:
+        """Let an owner have KV of a request that ends; return what it takes, which nobody reads now.
+
+        The path of the request is touched next.
+        """
+        before = owner.unread
+        given = self._take(owner, segments)
+        self._count(owner, before)
+        return given
+
+    def _take(self, owner: KVOwner, segments: Iterable[KVSegment]) -> list[KVSegment]:
         there = (*owner.placement.segments, *owner.arriving.values())
         given = [
             segment._replace(positions=positions)
@@ -122,18 +146,15 @@ class PrefixTree:
                 (segment.positions,), *[s.positions for s in there if s.instance_id == segment.instance_id]
             )
         ]
-        if not given:
-            return False
-        owner.add(given)
-        owner.lend(giver_id, given)
-        self.order(owner)
-        self.see(owner)
-        self._instructions.append(ShareKV(owner.owner_id, tuple(given)))
-        return True
+        if given:
+            owner.add(given)
+            self.order(owner)
+            self._instructions.append(ShareKV(owner.owner_id, tuple(given)))
+        return given
 
     def lend(self, owner: KVOwner, user_id: RequestId, segments: Sequence[KVSegment]) -> None:
         """Let a request read KV of an owner."""
-        before = owner.num_unread_tokens()
+        before = owner.unread
         owner.lend(user_id, segments)
         self._instructions.append(ShareKV(user_id, tuple(segments)))
         self.settle(owner, before)
@@ -142,14 +163,14 @@ class PrefixTree:
         self, owner: KVOwner, user_id: RequestId, segments: Iterable[KVSegment]
     ) -> Mapping[InstanceId, int]:
         """End the use of some KV of an owner; return the slots that the user read."""
-        before = owner.num_unread_tokens()
+        before = owner.unread
         ended = owner.give_back(user_id, segments)
         self.settle(owner, before)
         return ended
 
     def leave(self, owner: KVOwner, user_id: RequestId) -> Placement:
         """Remove a user; return what it read."""
-        before = owner.num_unread_tokens()
+        before = owner.unread
         read = owner.leave(user_id)
         self.settle(owner, before)
         self.drop_if_empty(owner)
@@ -173,6 +194,12 @@ class PrefixTree:
             self.see(owner)
             self.drop_if_empty(owner)
         self._order.lose(instance_id)
+        gone = (instance_id,)  # nothing is released where a move from a draining instance ends with it
+        self._instructions = [
+            i
+            for i in self._instructions
+            if not (isinstance(i, (ReleaseKV, ReleaseWindows)) and i.instance_ids == gone)
+        ]
 
     def on(self, instance_id: InstanceId) -> list[KVOwner]:
         """Return the owners with KV on an instance."""
@@ -187,6 +214,10 @@ class PrefixTree:
         for instance in tuple(self._pools.instances.values()):
             if (num_missing := instance.kv_used + instance.kv_cached - instance.kv_capacity) > 0:
                 self._evict(instance.instance_id, num_missing, GoneCause.EVICTED)
+
+    def uses_on(self, instance_id: InstanceId) -> list[tuple[KVOwner, int]]:
+        """See `EvictionOrder`."""
+        return self._order.uses_on(instance_id)
 
     def find_new(self) -> None:
         """Find KV that host tiers lack, for the next snapshots."""
@@ -207,24 +238,16 @@ class PrefixTree:
         """Evict some KV, which nobody reads."""
         owner.record(Gone(segment.positions, segment.instance_id, cause, self.now))
         owner.remove(segment)
+        if segment.instance_id not in owner.placement.instance_ids:
+            self._order.leave(owner, segment.instance_id)
         self.see(owner)
         self._pools.forget({segment.instance_id: len(segment.positions)})
         self.instruct(ReleaseKV(owner.owner_id, (segment.instance_id,), segment.positions))
 
-    def settle(self, owner: KVOwner, before: Mapping[InstanceId, int]) -> None:
+    def settle(self, owner: KVOwner, before: Placement) -> None:
         """Count what nobody reads any more, or again; before that it was `before`. Evict what cannot stay."""
-        after = owner.num_unread_tokens()
-        self._pools.keep({i: after[i] - before.get(i, 0) for i in {*before, *after}})
-        self.see(owner)
-        for segment in owner.unread.segments:
-            here = segment.positions
-            if owner.is_kept and self._pools.keeps(segment.instance_id):
-                gone = common((here,), *owner.retired.on(segment.instance_id))
-            else:
-                gone = (here,)
-            for positions in gone:
-                self.remove(owner, segment._replace(positions=positions), GoneCause.DRAINED)
-        if owner.unread.stop > max(owner.uses, default=0):
+        self._count(owner, before)
+        if owner.unread.stop > (owner.uses[-1] if owner.uses else 0):
             self.touch((PathPart(owner, range(owner.start, owner.stop)),))
 
     def see(self, owner: KVOwner) -> None:
@@ -246,16 +269,29 @@ class PrefixTree:
         for oldest in self.remembered.forget_oldest():
             self._drop(oldest)
 
+    def _count(self, owner: KVOwner, before: Placement) -> None:
+        if owner.unread is not before:
+            was, now = before.tokens_by_instance(), owner.unread.tokens_by_instance()
+            self._pools.keep({i: now.get(i, 0) - was.get(i, 0) for i in {*was, *now}})
+        self.see(owner)
+        if owner.unread.segments:
+            for segment in _leaving(owner, self._pools):
+                self.remove(owner, segment, GoneCause.DRAINED)
+
     def _evict(self, instance_id: InstanceId, num_tokens: int, cause: GoneCause) -> None:
-        """Evict copies of what other instances can read, too, and then the rest."""
-        serves = self._pools.serves
-        for copies_on in (serves, None) if serves(instance_id) else (None,):
-            going = self._order.first(instance_id, num_tokens, copies_on)
-            for owner, segment in going:
-                num_tokens -= len(segment.positions)
-                if segment.positions:
-                    self.remove(owner, segment, cause)
-                    self.drop_if_empty(owner)
+        """Evict copies that other instances keep longer, and then the rest."""
+        for keeper_id in self._order.keepers(instance_id):
+            num_tokens -= self._remove_all(self._order.copies(instance_id, keeper_id, num_tokens), cause)
+        self._remove_all(self._order.first(instance_id, num_tokens), cause)
+
+    def _remove_all(self, going: Iterable[tuple[KVOwner, KVSegment]], cause: GoneCause) -> int:
+        """Evict KV that nobody reads; return the tokens."""
+        num_tokens = 0
+        for owner, segment in going:
+            num_tokens += len(segment.positions)
+            self.remove(owner, segment, cause)
+            self.drop_if_empty(owner)
+        return num_tokens
 
     def _extended(self, owner: KVOwner, first: int, token_ids: NDArray[np.int32]) -> PathPart:
         """Return the rest of a sequence, from position `first` on, which does not go on in `owner`."""
@@ -279,6 +315,19 @@ class PrefixTree:
             owner = owner.detach()
 
 
+def _leaving(owner: KVOwner, pools: PoolLedger) -> Iterator[KVSegment]:
+    """Yield what cannot stay where it is now that nobody reads it."""
+    if owner.is_kept and not owner.retired.segments and pools.free.keys() >= {*owner.unread.instance_ids}:
+        return  # these stay on instances that take new KV
+    for segment in owner.unread.segments:
+        here = segment.positions
+        if owner.is_kept and pools.keeps(segment.instance_id):
+            leaving = common((here,), *owner.retired.on(segment.instance_id))
+        else:
+            leaving = (here,)
+        yield from (segment._replace(positions=positions) for positions in leaving)
+
+
 def parts_within(path: Path, segments: Iterable[KVSegment]) -> Iterator[tuple[KVOwner, list[KVSegment]]]:
     """Yield each owner of a path with the parts of `segments` at its positions."""
     all_segments = tuple(segments)
@@ -298,6 +347,10 @@ def cached_on(path: Path) -> tuple[CachedKV, ...]:
     last = path[-1].positions.stop - 1
     for owner, positions in path:
         usable = range(positions.start, min(positions.stop, last))
+        if owner.unread is owner.placement and not owner.retired.segments:  # most, and the rest costs more
+            within = [(owner_id, intersection(p, usable), i) for owner_id, p, i in owner.placement.segments]
+            found += [CachedKV(KVSegment(*part), is_read=False) for part in within if part[1]]
+            continue
         for segment in owner.placement.segments:
             retired = owner.retired.on(segment.instance_id)
             unread = owner.unread.on(segment.instance_id)
@@ -309,13 +362,20 @@ def cached_on(path: Path) -> tuple[CachedKV, ...]:
     return tuple(found)
 
 
-def first_missing_on(path: Path, cached: Sequence[CachedKV]) -> tuple[OwnerId, int] | None:
+def first_missing_on(path: Path, cached: Sequence[CachedKV] | None = None) -> tuple[OwnerId, int] | None:
     """Return the first position of a path without cached KV, the last left out, with its owner, if any."""
-    needed = range(path[-1].positions.stop - 1) if path else EMPTY
-    missing = subtract((needed,), *[part.segment.positions for part in cached])
-    if not missing:
-        return None
-    return owner_at(path, min([positions.start for positions in missing]))
+    last = path[-1].positions.stop - 1 if path else 0
+    if cached is not None:
+        missing = subtract((range(last),), *[part.segment.positions for part in cached])
+        return owner_at(path, min([positions.start for positions in missing])) if missing else None
+    for owner, positions in path:
+        if owner.is_whole:
+            continue
+        held = [p for i in owner.placement.instance_ids for p in owner.staying_on(i)]
+        missing = subtract((range(positions.start, min(positions.stop, last)),), *held)
+        if any(missing):
+            return owner.owner_id, min([positions.start for positions in missing if positions])
+    return None
 
 
 def owner_at(path: Path, position: int) -> tuple[OwnerId, int] | None:

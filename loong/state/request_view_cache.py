@@ -9,7 +9,8 @@ class RequestViewCache:
 
     They are correct after `refresh`, if every request was passed to `mark_stale` when it came and when it
     changed; until then it is in `stale`. Siblings have no view before they begin; until then their primary
-    counts them. Requests that are leaving have none either, and those `following` another one of their own.
+    counts them. Requests that are leaving have none either, and those `following` another, or about to
+    begin anew, one of their own.
     """
 
     def __init__(self) -> None:
@@ -51,7 +52,7 @@ class RequestViewCache:
         """
         view = live.view()
         request_id = view.request_id
-        if live.is_following:
+        if live.is_following or live.is_broken:
             self.drop(live)
             self.following[request_id] = view
             return True

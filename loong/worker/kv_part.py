@@ -6,16 +6,16 @@ import torch
 
 from loong.core.errors import ClusterError
 from loong.core.instance import Service
-from loong.core.instructions import MoveKV, ReleaseKV, RunBatch, ShareKV
+from loong.core.instructions import MoveKV, ReleaseKV, ReleaseWindows, RunBatch, ShareKV
 from loong.core.kv_layout import KVLayout
 from loong.core.placement import InstanceId, OwnerId
 from loong.fabric.protocol import Fabric
 from loong.model.tensor_parallel import Shard
 from loong.worker.backend import Backend
-from loong.worker.batches.decode_lease import DecodeLeases
 from loong.worker.config import WorkerConfig
 from loong.worker.kv.pool import KVPool
 from loong.worker.service import AttentionService
+from loong.worker.steps.served_leases import ServedLeases
 from loong.worker.tracer import Span
 from loong.worker.transfer import SegmentMover
 
@@ -39,8 +39,8 @@ class KVPart:
         """Return the pool of the instance itself, on its device."""
         return self._pools[self._instance_id]
 
-    def warm_up(self, leases: DecodeLeases | None) -> None:
-        """Prepare to serve. `leases` are those of this instance, if its steps are captured."""
+    def warm_up(self, leases: ServedLeases | None) -> None:
+        """Prepare to serve. `leases` are the captured steps of this instance, if there are any."""
         if self._service is not None:
             self._service.warm_up(leases)
 
@@ -66,6 +66,12 @@ class KVPart:
             elif pool is not None and command.positions is not None:
                 pool.release_positions([(command.owner_id, command.positions)])
 
+    def release_windows(self, command: ReleaseWindows) -> None:
+        """Drop KV of layers with a window in the pools that are here."""
+        for instance_id in command.instance_ids:
+            if (pool := self._pools.get(instance_id)) is not None:
+                pool.release_windows(command.owner_id, command.positions)
+
     def share(self, command: ShareKV) -> None:
         """Let a user have slots of other owners in the pools that are here, too."""
         for owner_id, positions, instance_id in command.segments:
@@ -85,7 +91,15 @@ class KVPart:
 
 def _pools_of(config: WorkerConfig, layout: KVLayout, device: torch.device) -> dict[InstanceId, KVPool]:
     """Return the pools of a process by instance: one on its device, and one in memory of the host."""
-    pools = {config.instance_id: KVPool(layout, config.kv_capacity, device)}
+    pool = KVPool(
+        layout,
+        config.kv_capacity,
+        device,
+        is_mapped=config.lends,
+        lent=config.lent,
+        num_window_slots=config.window_kv_capacity or None,
+    )
+    pools = {config.instance_id: pool}
     if config.host_kv_capacity:
         is_pinned = device.type == "cuda"
         host = KVPool(layout, config.host_kv_capacity, torch.device("cpu"), is_pinned=is_pinned)

@@ -11,6 +11,7 @@ import os
 import sys
 import threading
 from concurrent.futures import Future
+from functools import partial
 from io import FileIO
 from pathlib import Path
 from queue import SimpleQueue
@@ -19,11 +20,21 @@ from typing import assert_never
 
 import torch
 import zmq
-from torch import Tensor
 
 from loong.core.attention_kernels import AttentionKernels
-from loong.core.errors import ClusterError, LoongError
-from loong.core.instructions import ExtendLease, Instruction, MoveKV, ReleaseKV, RunBatch, ShareKV, StopLease
+from loong.core.errors import ClusterError, ConfigError, LoongError
+from loong.core.instance import InstanceKind
+from loong.core.instructions import (
+    ExtendLease,
+    Instruction,
+    LendSlots,
+    MoveKV,
+    ReleaseKV,
+    ReleaseWindows,
+    RunBatch,
+    ShareKV,
+    StopLease,
+)
 from loong.fabric.errors import PeerError
 from loong.fabric.messages.socket_fabric import SocketFabric
 from loong.grammar.mask_process import SharedMasks, fork_mask_process
@@ -39,6 +50,7 @@ from loong.messages.wire import (
     PrepareGrammar,
     Report,
     Shutdown,
+    SlotsLent,
     StartTrace,
     WireError,
     WorkerFailed,
@@ -48,11 +60,11 @@ from loong.messages.wire import (
     encode,
 )
 from loong.model.config import ModelConfig
-from loong.model.load import load_model
+from loong.model.quantization.fp8 import multiplies_fp8
 from loong.model.shapes import find_config
-from loong.model.tensor_parallel import Shard, SingleDevice, TensorParallel
+from loong.model.tensor_parallel import Shard
 from loong.model.tiles import TileSizes
-from loong.processes.child import config_of, leave_signals_to_parent, name_process
+from loong.processes.child import config_of, end_with_parent, leave_signals_to_parent, name_process
 from loong.processes.logs import log_to_stderr
 from loong.processes.stacks import stacks_on_request
 from loong.worker.backend import Backend, CpuBackend
@@ -60,8 +72,7 @@ from loong.worker.batch_loop import BatchLoop
 from loong.worker.batches.lease_ends import LeaseEnds
 from loong.worker.config import WorkerConfig
 from loong.worker.kv_part import KVPart
-from loong.worker.runner import BatchRunner
-from loong.worker.sampling.grammar_constraints import Constraints
+from loong.worker.parts import part_of
 from loong.worker.sampling.mask_processes import MaskProcesses
 from loong.worker.tracer import Tracer
 
@@ -106,23 +117,10 @@ class Worker:
         self._backend = _make_backend(config)
         self._device = self._backend.device
         self._device.use()
-        shape = _model_config(config)
-        self._fabric = self._backend.connect(sockets, Shard(shape, config.tp_rank, config.tp_size))
-        ranks: TensorParallel = SingleDevice() if config.tp_size == 1 else self._fabric.tensor_parallel
-        self._model = load_model(
-            config.model,
-            config.load_format,
-            config.dtype,
-            config.seed,
-            ranks,
-            self._device,
-            config.quantization,
-        )
-        shard = self._model.shard
+        shard = Shard(_model_config(config), config.tp_rank, config.tp_size)
+        self._fabric = self._backend.connect(sockets, shard)
+        self._part = part_of(config, shard, self._fabric, self._backend, masks)
         self._kv = KVPart(config, shard, self._fabric, self._backend)
-        has_others = config.tokenizer_folder is not None and config.tp_size > 1
-        broadcast = self._broadcast if has_others else None
-        self._constraints = Constraints(masks, shard.config.vocab_size, broadcast=broadcast)
         self._batches: SimpleQueue[RunBatch | ForgetFailures | None] = SimpleQueue()  # None: check for traces
         self._tracing: SimpleQueue[StartTrace | EndTrace] = SimpleQueue()
         self._migrations: SimpleQueue[MoveKV] = SimpleQueue()
@@ -130,6 +128,7 @@ class Worker:
         self._commands_endpoint = ""  # over TCP, once it has a port
         self._preparing = threading.Lock()  # lets one thread at a time use the next
         self._prepared = self._reports()  # of grammars that were compiled
+        self._control = self._reports()  # of the thread that takes commands
 
     def serve(self) -> None:
         """Take commands until the shutdown command, once all workers are there.
@@ -141,14 +140,13 @@ class Worker:
         else:
             self._fabric.wait_for_peers()
         commands = self._listen()
-        reports = self._reports()
         for loop in (self._run_batches, self._run_migrations):
             threading.Thread(target=loop, daemon=True).start()
         beat_at = monotonic()
         while True:
             if monotonic() >= beat_at:
                 num_strays = self._strays.num_dropped + self._sockets.num_stray_frames
-                reports.send(Heartbeat(self._config.instance_id, self._config.tp_rank, num_strays))
+                self._control.send(Heartbeat(self._config.instance_id, self._config.tp_rank, num_strays))
                 beat_at = monotonic() + self._config.heartbeat
             if not commands.poll(max(1, round((beat_at - monotonic()) * 1000))):
                 continue
@@ -194,8 +192,12 @@ class Worker:
                 self._migrations.put(command)
             case ReleaseKV():
                 self._release(command)
+            case ReleaseWindows():
+                self._kv.release_windows(command)
             case ShareKV():
                 self._kv.share(command)
+            case LendSlots():
+                self._lend(command)
             case PrepareGrammar():
                 self._prepare(command)
             case _:
@@ -208,39 +210,34 @@ class Worker:
             with self._preparing:
                 self._prepared.send(CommandDone(command.number, config.instance_id, config.tp_rank, failure))
 
-        self._constraints.prepare(command.grammar).add_done_callback(on_prepared)
+        self._part.prepare(command.grammar).add_done_callback(on_prepared)
 
-    def _broadcast(self, tensor: Tensor) -> Tensor:
-        """Return the first rank's tensor [...] int64 on all ranks of the instance, in an open batch."""
-        return self._fabric.broadcast(tensor.flatten()).view(tensor.shape)
+    def _lend(self, command: LendSlots) -> None:
+        config, slots = self._config, self._kv.pool.lend(command.loan_id, command.num_tokens)
+        self._control.send(SlotsLent(command.loan_id, config.instance_id, config.tp_rank, slots))
 
     def _release(self, command: ReleaseKV) -> None:
         if command.positions is None or command.is_void:  # what is known here may go on elsewhere, or end
-            self._constraints.forget(command.owner_id)
+            self._part.forget(command.owner_id)
             self._kv.wait_for(command.owner_id)
         self._kv.release(command)
 
     def _run_batches(self) -> None:
         reports = self._reports()
         self._device.use()
-        pool, instance_id = self._kv.pool, self._config.instance_id
-        runner = BatchRunner(instance_id, self._model, pool, self._fabric, self._backend, self._constraints)
-        runner.warm_up()
-        self._kv.warm_up(runner.leases)
+        self._kv.warm_up(self._part.warm_up(self._kv.pool))
         gc.freeze()  # what is there stays: a collection that walked all of it would hold up a step
         config = self._config
         reports.send(
             WorkerReady(config.instance_id, config.tp_rank, self._commands_endpoint, self._backend.serves)
         )
-        tracer = Tracer([*runner.spans(), *self._kv.spans()])
-        loop = BatchLoop(
-            self._config.instance_id,
-            self._config.tp_rank,
-            runner,
-            self._lease_ends,
-            reports.send,
-            lambda: self._trace(tracer, reports),
-        )
+        tracer = Tracer([*self._part.spans(), *self._kv.spans()])
+        trace = partial(self._trace, tracer, reports)
+        if (runner := self._part.runner) is None:
+            while True:  # what others need is served in threads of its own
+                self._batches.get()
+                trace()
+        loop = BatchLoop(config.instance_id, config.tp_rank, runner, self._lease_ends, reports.send, trace)
         while True:
             loop.turn(self._batches)
 
@@ -275,7 +272,9 @@ class Worker:
 
 
 def _model_config(config: WorkerConfig) -> ModelConfig:
-    return find_config(config.model, config.load_format, config.dtype, config.quantization)
+    return find_config(
+        config.model, config.load_format, config.dtype, config.quantization, config.kv_cache_dtype
+    )
 
 
 def _make_backend(config: WorkerConfig) -> Backend:
@@ -283,10 +282,15 @@ def _make_backend(config: WorkerConfig) -> Backend:
         return CpuBackend(config.least_saved)
     from loong.worker.cuda_backend import CudaBackend  # not at the top: its kernels need Triton
 
-    dtype = _model_config(config).torch_dtype
+    model = _model_config(config)
+    dtype = model.torch_dtype
     index = config.world.index_on_host(config.rank) % torch.cuda.device_count()
     tiles = None if config.attention_tiles is None else TileSizes(*config.attention_tiles)
     kernels = AttentionKernels(config.attention_kernels)
+    if model.has_fp8_kv:
+        kernels = AttentionKernels.TRITON
+        if not multiplies_fp8(torch.device("cuda", index)):
+            raise ConfigError("--kv-cache-dtype fp8 needs a GPU from Ada or Hopper on")
     backend = CudaBackend(
         index, dtype, config.fabric, tiles, config.graph_limits, kernels, config.least_saved
     )
@@ -300,11 +304,11 @@ def main() -> None:
     stdin = FileIO(sys.stdin.fileno(), closefd=False)  # a buffer has a lock, which a reading thread holds
     config = config_of(stdin.readline(), WorkerConfig)
     name_process(f"loong-worker-{config.instance_id}"[:15])
-    log_to_stderr(config.log_format)
+    log_to_stderr(config.log_format, config.log_source)
     threading.excepthook = lambda args: _fail(config, args.exc_value)
     sys.excepthook = lambda _kind, error, _trace: _fail(config, error)
     masks = start_masks(config)  # before there are threads
-    threading.Thread(target=_die_with_parent, args=(stdin,), daemon=True).start()
+    end_with_parent(stdin)
     torch.set_num_threads(config.num_threads)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     folder = Path(config.run_directory)
@@ -315,22 +319,15 @@ def main() -> None:
 
 
 def start_masks(config: WorkerConfig) -> MaskProcesses | None:
-    """Start the processes that find the tokens of grammars, on the first rank of an instance.
+    """Start the processes that find the tokens of grammars, on the first rank of an instance with weights.
 
     They end with this process.
     """
-    if config.tokenizer_folder is None or config.tp_rank > 0:
+    if config.tokenizer_folder is None or config.tp_rank > 0 or config.kind is not InstanceKind.FULL:
         return None
     vocab_size = _model_config(config).vocab_size
     shared = SharedMasks(vocab_size)
     return MaskProcesses(fork_mask_process(Path(config.tokenizer_folder), vocab_size, shared), shared)
-
-
-def _die_with_parent(stdin: FileIO) -> None:
-    """End this process when standard input closes, which the death of the engine does."""
-    while stdin.read(1):
-        pass
-    os._exit(1)
 
 
 def _fail(config: WorkerConfig, error: BaseException | None) -> None:

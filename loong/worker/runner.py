@@ -6,7 +6,7 @@ from contextlib import nullcontext, suppress
 from loong.attention import ring
 from loong.attention.exchange import QueryExchange, load_kernels
 from loong.core.errors import ClusterError
-from loong.core.instance import ESPGroup
+from loong.core.instance import MAX_SERVED_LISTS, ESPGroup
 from loong.core.instructions import RequestInput, RunBatch
 from loong.core.placement import InstanceId, KVSegment, Placement
 from loong.core.plan import BatchPlan, QueryBlock, Transfer
@@ -23,6 +23,7 @@ from loong.worker.kv.pool import KVPool
 from loong.worker.sampling.grammar_constraints import Constraints
 from loong.worker.steps.decode_graph import DecodeGraph
 from loong.worker.steps.decode_state import BATCH_SIZES
+from loong.worker.steps.served_leases import ServedLeases
 from loong.worker.steps.step_inputs import Progress
 from loong.worker.steps.step_runner import StepRunner
 from loong.worker.tracer import Span
@@ -39,7 +40,7 @@ _ASKING = SamplingParams(  # that use every operation on logits
     allowed_token_ids=(0, 1),
     bad_words=((0, 1),),
 )
-_WARM_UP_BATCH_ID = 0
+WARM_UP_BATCH_ID = 0
 
 
 class BatchRunner:
@@ -53,14 +54,20 @@ class BatchRunner:
         fabric: Fabric,
         backend: Backend,
         constraints: Constraints | None = None,
+        max_lease_slots: int | None = None,
     ) -> None:
-        """Take an instance's parts; without `constraints`, requests with a grammar fail."""
+        """Take an instance's parts; without `constraints`, requests with a grammar fail.
+
+        A captured lease can list `max_lease_slots` slots on an instance (None: by the size of the own pool).
+        """
+        self._max_lease_slots = max_lease_slots or MAX_SERVED_LISTS * (pool.num_free + pool.num_used)
         self._constraints = constraints or Constraints(None, model.shard.config.vocab_size)
         self._instance_id = instance_id
         self._model, self._pool, self._fabric, self._backend = model, pool, fabric, backend
         self._step_runner = StepRunner(instance_id, model, pool, fabric.world, backend, self._constraints)
         self.leases: DecodeLeases | None = None  # once there are captured steps
-        self._pending_tokens = PendingTokens(_WARM_UP_BATCH_ID)
+        self.served: ServedLeases | None = None  # as well
+        self._pending_tokens = PendingTokens(WARM_UP_BATCH_ID)
 
     def warm_up(self) -> None:
         """Compile kernels, capture graphs and plan, before there are requests.
@@ -68,17 +75,17 @@ class BatchRunner:
         Ranks of one instance do so together, in a batch that comes before all others.
         """
         is_alone = self._fabric.tensor_parallel.size == 1
-        with nullcontext() if is_alone else self._fabric.batch(_WARM_UP_BATCH_ID, (self._instance_id,)):
+        with nullcontext() if is_alone else self._fabric.batch(WARM_UP_BATCH_ID, (self._instance_id,)):
             self._warm_up()
         self._backend.end_warm_up()
 
     def _warm_up(self) -> None:
         device = self._backend.device
         q, kv = self._model.shard.zero_queries(1, device.torch_device), self._pool.layer(0)[:1]
-        device.plan_attention(q, kv)
+        device.plan_attention(q, kv, self._pool.layout.windows)
         load_kernels(device, q, kv)
         if lengths := self._backend.warm_up_lengths:
-            self._model.load_products(max(lengths), max(BATCH_SIZES))
+            self._model.parameters.load_products(device, max(lengths), max(BATCH_SIZES))
             for length in lengths:
                 self._run_zeros([length], Transfer.KV, num_chunks=2)
                 self._run_zeros([length], Transfer.QUERY, num_chunks=2)
@@ -88,7 +95,18 @@ class BatchRunner:
                     self._run_zeros([_SHORT_PROMPT, *[1] * size], Transfer.QUERY)
         if self._backend.takes_leases:
             exchange = self._backend.group_exchange(self._fabric, self._instance_id, self._model.shard)
-            step_runner = DecodeGraph(self._instance_id, self._model, self._pool, self._backend, exchange)
+            self.served = ServedLeases.of(
+                self._instance_id,
+                self._model.shard,
+                self._pool,
+                self._backend,
+                self._fabric.world,
+                exchange,
+                self._max_lease_slots,
+            )
+            step_runner = DecodeGraph(
+                self._instance_id, self._model, self._pool, self._backend, exchange, self.served
+            )
             step_runner.capture()
             self.leases = DecodeLeases(
                 self._instance_id, self._pool, step_runner, self._fabric, self._constraints
@@ -162,7 +180,7 @@ class BatchRunner:
         prompts = {f"warm-up-{number}": length for number, length in enumerate(lengths)}
         placements = dict.fromkeys(prompts, Placement())
         for chunk in range(num_chunks):
-            if sum(lengths) > self._pool.num_free:
+            if sum(lengths) > self._pool.room:
                 break
             positions = {i: range(chunk * length, (chunk + 1) * length) for i, length in prompts.items()}
             plan = BatchPlan(

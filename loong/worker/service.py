@@ -10,10 +10,10 @@ from threading import Thread
 import torch
 
 from loong.attention.attention_step import AttentionStep
-from loong.attention.exchange import QueryExchange
 from loong.attention.pool import MOST_COPIED
 from loong.attention.push import IncomingPushes
-from loong.attention.remote import query_attention, query_layout
+from loong.attention.remote import query_attention
+from loong.attention.rotated import exchanges, rotated_exchanges
 from loong.core.instructions import RunBatch
 from loong.core.placement import InstanceId, OwnerId, Placement
 from loong.core.plan import BatchPlan
@@ -25,12 +25,12 @@ from loong.kernels import Partial
 from loong.model.device import Device
 from loong.model.tensor_parallel import Shard
 from loong.worker.backend import Backend
-from loong.worker.batches.decode_lease import DecodeLeases
 from loong.worker.batches.lease_slots import served_batch
 from loong.worker.batches.lease_steps import LeaseSteps
 from loong.worker.batches.step_sync import hear_step
 from loong.worker.kv.pool import KVPool
 from loong.worker.steps.serve_graph import ServeGraph
+from loong.worker.steps.served_leases import ServedLeases
 from loong.worker.tracer import Span
 
 _MOST_ROWS = {Lane.SHORT_STEP: 255, Lane.LONG_STEP: 16_384}  # of queries, that memory is taken for
@@ -57,17 +57,17 @@ class AttentionService:
         self._devices = {lane: backend.service().device for lane in STEP_LANES}
         self._threads: dict[OwnerId, Thread] = {}  # the last that serves each of these
         self._last: dict[tuple[str, int], Thread] = {}  # of each member, and of each lane of steps
-        self._leases: DecodeLeases | None = None
+        self._leases: ServedLeases | None = None
         self._free_graphs: SimpleQueue[ServeGraph] = SimpleQueue()
         self._no_queries = shard.zero_queries(0, backend.device.torch_device)
 
-    def warm_up(self, leases: DecodeLeases | None) -> None:
+    def warm_up(self, leases: ServedLeases | None) -> None:
         """Take memory for large steps, as threads that serve use it.
 
-        `leases` are those of this instance, if its steps are captured.
+        `leases` are the captured steps of this instance, if there are any.
         """
         self._leases = leases
-        for graph in () if leases is None else leases.graph.services:
+        for graph in () if leases is None else leases.services:
             self._free_graphs.put(graph)
         for lane in STEP_LANES:
             thread = Thread(target=self._warm_up, args=(lane,), name="serve-warm-up", daemon=True)
@@ -107,17 +107,26 @@ class AttentionService:
         members: Exchanging,
         device: Device,
     ) -> None:
-        """Store the KV that is pushed in one step of a batch, and answer its queries, layer by layer."""
+        """Store the KV that is pushed in one step of a batch, and answer its queries, layer by layer.
+
+        Those of its micro-batches come in turn.
+        """
         step = AttentionStep(self._instance_id, batch, placements, self._pool, self._least_saved)
-        layout, pushes = query_layout(step, device), IncomingPushes(step, members, device)
-        if layout.routing.is_empty and pushes.is_empty:
+        exchanges_of = rotated_exchanges if batch.rotates else exchanges
+        asked = [exchanges_of(part, members, device) for part in step.micro_batches()]
+        pushes = IncomingPushes(step, members, device)
+        if pushes.is_empty and all(its.routing.is_empty for each in asked for its, _ in each.values()):
             return
-        exchange = QueryExchange(members, device, layout.routing)
         for layer in range(self._pool.num_layers):
             pool, total = self._pool.layer(layer), Partial.unseen(self._no_queries, is_merged=True)
+            window = self._pool.layout.window(layer)
             if not pushes.is_empty:
-                pushes.store(pool)
-            query_attention(layout, pool, exchange, self._no_queries, total, device)
+                pushes.store(pool, window)
+            for number, each in enumerate(asked):
+                asking_id = batch.group.instance_ids[(number + layer) % batch.group.dop]
+                place = asking_id if batch.rotates else None
+                layout, exchange = each[place, window]
+                query_attention(layout, pool, exchange, self._no_queries, total, device)()
         if not pushes.is_empty:
             device.wait()
             pushes.confirm()
@@ -159,7 +168,9 @@ class AttentionService:
         with self._own_device.shared():
             try:
                 with suppress(PeerLostError, AbandonedError), opened(graph.lane) as members:
-                    graph.begin(served_batch(command, self._instance_id, self._least_saved))
+                    graph.begin(
+                        served_batch(command, self._instance_id, self._pool.layout, self._least_saved)
+                    )
                     graph.launch()
                     steps.lengthen()
                     while not steps.is_last:

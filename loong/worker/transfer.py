@@ -9,7 +9,6 @@ from torch import Tensor
 from loong.core.errors import ClusterError, InvalidPlanError
 from loong.core.instructions import MoveKV
 from loong.core.placement import InstanceId
-from loong.core.plan import KVMigration
 from loong.fabric.protocol import Fabric, Pending
 from loong.worker.config import WorkerConfig
 from loong.worker.kv.pool import KVPool
@@ -38,7 +37,7 @@ class SegmentMover:
         destination = self._pools.get(migration.destination_id)
         try:
             if source is not None and destination is not None:
-                self._copy(migration, source, destination)
+                self._copy(command, source, destination)
             elif source is not None:
                 self._send(command, source)
             elif destination is not None:
@@ -47,9 +46,9 @@ class SegmentMover:
             return False
         return True
 
-    def _copy(self, migration: KVMigration, source: KVPool, destination: KVPool) -> None:
-        owner_id, positions = migration.segment.owner_id, migration.segment.positions
-        to_slots = destination.allocate(owner_id, positions)
+    def _copy(self, command: MoveKV, source: KVPool, destination: KVPool) -> None:
+        owner_id, positions = command.migration.segment.owner_id, command.migration.segment.positions
+        to_slots = destination.allocate(owner_id, positions, windowless=command.windowless)
         from_slots = source.slots(owner_id, positions)
         pieces = (torch.split(slots, _TOKENS_PER_MESSAGE) for slots in (to_slots, from_slots))
         for to_piece, from_piece in zip(*pieces, strict=True):
@@ -72,7 +71,8 @@ class SegmentMover:
         segment = command.migration.segment
         peer_id = self._config.home_of(segment.instance_id)
         with self._fabric.migration(command.migration_id, peer_id) as opened:
-            slots = pool.allocate(segment.owner_id, segment.positions).to(pool.device)
+            slots = pool.allocate(segment.owner_id, segment.positions, windowless=command.windowless)
+            slots = slots.to(pool.device)
             in_flight: deque[tuple[Tensor, Tensor, Pending]] = deque()
             for piece in torch.split(slots, _TOKENS_PER_MESSAGE):
                 kv = pool.empty_rows(len(piece))

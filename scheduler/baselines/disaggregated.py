@@ -7,6 +7,7 @@ instance is left, it does both.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from math import inf
 
@@ -34,26 +35,32 @@ def plan_disaggregated(
     destinations = [group for group in groups if group.instance_ids[0] in decode_ids]
     if not destinations:
         return plan_fixed_groups(snapshot, cost_model, config, one_per_instance, WHOLE_PROMPTS)
+    gathering = [(group, _scattered(group.prefills, group)) for group in groups]
+    gathering += [(group, _scattered(group.decodes, group)) for group in destinations]
     take(found.waiting, sources, config.max_num_batched_tokens)
     take(sorted((view for group in sources for view in group.decodes), key=arrival_order), destinations, inf)
     prefills = [
         WHOLE_PROMPTS.step(group, cost_model, config.max_num_batched_tokens)
         for group in sources
-        if group.joining and not group.batches
+        if (group.joining or group.prefills) and not group.batches
     ]
-    migrations = [migration for group in destinations for migration in _moves_to(group, snapshot)]
+    moving = [*gathering, *((group, group.joining) for group in destinations)]
+    migrations = [migration for group, views in moving for migration in _moves_to(group, views, snapshot)]
     leases: list[BatchPlan | None] = []
     ends: list[LeaseEnd] = []
     victims: list[RequestView] = []
     for group in destinations:
         if group.batches:
             ends += lease_ends(group.batches) if group.decodes else ()
-        elif leaving := latest_in_the_way(group.decodes, group.num_free):
+        elif leaving := latest_in_the_way(group.decodes + group.prefills, group.num_free):
             victims += leaving
+        elif group.prefills:  # they have lost some KV: it is computed again where the rest is
+            here = replace(group, joining=[])
+            prefills.append(WHOLE_PROMPTS.step(here, cost_model, config.max_num_batched_tokens))
         elif group.decodes:
             leases.append(plan_lease(group.free, group.decodes, cost_model, config.lease_steps))
     return IterationPlan(
-        batches=(*prefills, *(lease for lease in leases if lease is not None)),
+        batches=tuple(batch for batch in (*prefills, *leases) if batch is not None),
         migrations=tuple(migrations),
         preemptions=tuple(Preemption(view.request_id) for view in victims),
         lease_ends=tuple(ends),
@@ -88,15 +95,25 @@ def _hold_moving(snapshot: Snapshot, groups: Iterable[FixedGroup]) -> None:
             group_of[instance_id].hold(view, is_in_step=False)
 
 
-def _moves_to(group: FixedGroup, snapshot: Snapshot) -> Sequence[KVMigration]:
-    """Return the moves of all requests that join a decode instance, within its room after its lease."""
+def _scattered(views: list[RequestView], group: FixedGroup) -> list[RequestView]:
+    """Remove and return those whose KV is in a group only in part, as after a change of roles."""
+    here = set(group.instance_ids)
+    found = [view for view in views if not here.issuperset(view.placement.instance_ids)]
+    views[:] = [view for view in views if here.issuperset(view.placement.instance_ids)]
+    return found
+
+
+def _moves_to(group: FixedGroup, views: Iterable[RequestView], snapshot: Snapshot) -> Sequence[KVMigration]:
+    """Return the moves of requests that join an instance, within its room after its lease."""
     (destination_id,) = group.instance_ids
-    num_free = snapshot.instance[destination_id].kv_free
+    num_free = min(snapshot.instance[destination_id].kv_free, group.free[destination_id])
     migrations: list[KVMigration] = []
-    for view in group.joining:
-        num_free -= view.num_computed_tokens
+    for view in views:
+        away = [s for s in view.placement.segments if s.instance_id != destination_id]
+        num_coming = sum(len(segment.positions) for segment in away)
+        num_free -= num_coming
         if num_free < 0:
             break
-        group.free[destination_id] -= view.num_computed_tokens
-        migrations += (KVMigration(segment, destination_id) for segment in view.placement.segments)
+        group.free[destination_id] -= num_coming
+        migrations += (KVMigration(segment, destination_id) for segment in away)
     return migrations

@@ -5,9 +5,10 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from loong.core.placement import InstanceId
+from loong.core.positions import subtract
 from loong.core.request import RequestView
 from loong.core.snapshot import RunningBatch
-from loong.scheduler.common.borrowed_kv import SharedOnce
+from loong.scheduler.common.borrowed_kv import Place, SharedOnce
 from loong.scheduler.common.future_kv import FutureKV
 from loong.scheduler.common.planning_view import PlanningView
 from loong.scheduler.common.request_lengths import Lengths
@@ -29,11 +30,13 @@ def one_per_instance(instance_ids: Sequence[InstanceId]) -> list[tuple[InstanceI
 class FixedGroup:
     """Instances that run as one, and the requests on them. All sizes are tokens of KV.
 
-    `decodes` and `prefills` are not in flight, `joining` requests (with `num_joining_tokens` to compute)
-    start now, and `batches` are in flight. `held` are all that have begun, and `decoding` those of them that
-    decode together, in flight or not. `num_promised` is the slots of all requests at their declared ends.
-    `num_reserved` is the part of it for requests that are not in `decoding`. KV of requests that are leaving
-    counts in both, and in `num_leaving`; what several read counts once in `together`.
+    `decodes` and `prefills` are not in flight, and `batches` are. `joining` requests start now. They have
+    `num_joining_tokens` to compute, and read `num_joining_read` that nobody reads. `held` are all that have
+    begun, and `decoding` those of them that decode together, in flight or not. `num_promised` is the slots of
+    all requests at their declared ends. `num_reserved` is the part of it for requests that are not in
+    `decoding`. KV of requests that are leaving counts in both, and in `num_leaving`; what several read counts
+    once in `together`. `pinned` is the KV that those who start now are the first to read, which took free
+    slots.
     """
 
     instance_ids: tuple[InstanceId, ...]
@@ -46,10 +49,12 @@ class FixedGroup:
     decoding: list[RequestView] = field(default_factory=list)
     held: list[RequestView] = field(default_factory=list)
     num_joining_tokens: int = 0
+    num_joining_read: int = 0
     num_reserved: int = 0
     num_promised: int = 0
     num_leaving: int = 0
     together: SharedOnce = field(default_factory=SharedOnce)
+    pinned: dict[Place, tuple[range, ...]] = field(default_factory=dict)
 
     @property
     def num_free(self) -> int:
@@ -71,11 +76,28 @@ class FixedGroup:
         else:
             self.num_reserved += view.num_final_tokens
 
+    def begin(self, view: RequestView, num_tokens: int) -> bool:
+        """Take the slots of what a request that is not begun reads first, if it and a chunk have room.
+
+        The chunk has `num_tokens`, whose slots the caller takes.
+        """
+        new = list[tuple[Place, tuple[range, ...]]]()
+        for segment, is_read in view.cached if view.placement.segments else ():
+            if not is_read:
+                place = segment.owner_id, segment.instance_id
+                new.append((place, subtract((segment.positions,), *self.pinned.get(place, ()))))
+        if sum(len(positions) for _, ranges in new for positions in ranges) + num_tokens > self.num_free:
+            return False
+        for place, ranges in new:
+            self.pinned[place] = (*self.pinned.get(place, ()), *ranges)
+            self.free[place[1]] -= sum(map(len, ranges))
+        return True
+
     def join(self, view: RequestView) -> None:
         """Add a request that begins here."""
         self.joining.append(view)
-        for instance_id, num_tokens in view.num_unread_tokens().items() if view.cached else ():
-            self.free[instance_id] -= num_tokens
+        if view.cached:
+            self.num_joining_read += sum(view.num_unread_tokens().values())
         self.num_joining_tokens += view.num_uncomputed_tokens
         self.num_promised += view.num_final_tokens
         self.num_reserved += view.num_final_tokens
@@ -116,7 +138,7 @@ def promised(group: FixedGroup) -> int:
 
 def memory_in_use(group: FixedGroup) -> int:
     """Return the slots in use once the requests that join now are computed."""
-    return group.capacity - group.num_free + group.num_joining_tokens
+    return group.capacity - group.num_free + group.num_joining_tokens + group.num_joining_read
 
 
 def groups_of(found: PlanningView, parts: Iterable[tuple[InstanceId, ...]]) -> list[FixedGroup]:
@@ -133,7 +155,6 @@ def groups_of(found: PlanningView, parts: Iterable[tuple[InstanceId, ...]]) -> l
         group_of.update(dict.fromkeys(part, group))
     for instance_set in found.instance_sets:
         group = group_of[instance_set.instance_ids[0]]
-        group.batches += instance_set.batches
         group.decodes += instance_set.decodes
         group.prefills += instance_set.prefills
         for view in instance_set.decodes:
@@ -141,6 +162,8 @@ def groups_of(found: PlanningView, parts: Iterable[tuple[InstanceId, ...]]) -> l
         for view in instance_set.prefills:
             group.hold(view, is_in_step=False)
         for batch in instance_set.batches:
+            for busy in {id(group_of[i]): group_of[i] for i in batch.plan.group.instance_ids}.values():
+                busy.batches.append(batch)  # of more groups than one where requests have KV of several
             for view in map(found.snapshot.request.__getitem__, batch.plan.request_ids):
                 if not view.has_ended:
                     has_prompt = view.num_computed_tokens >= view.num_prompt_tokens and not view.has_holes

@@ -41,7 +41,7 @@ class Filling:
     """
 
     max_tokens: Callable[[PolicyConfig], int]
-    step: Callable[[FixedGroup, CostModel, int], BatchPlan]
+    step: Callable[[FixedGroup, CostModel, int], BatchPlan | None]
     admits: Callable[[FixedGroup, RequestView, PolicyConfig], bool] = _has_room
 
 
@@ -71,8 +71,8 @@ def plan_fixed_groups(
             ends += lease_ends(group.batches) if has_prompts else ()
         elif leaving := preemptions(group):
             victims += leaving  # the next plan, which follows at once, can use their slots
-        elif has_prompts:
-            batches.append(filling.step(group, cost_model, max_tokens))
+        elif has_prompts and (step := filling.step(group, cost_model, max_tokens)) is not None:
+            batches.append(step)
         elif group.decodes:
             batches.append(plan_lease(group.free, group.decodes, cost_model, config.lease_steps))
     plan = IterationPlan(
@@ -91,14 +91,17 @@ def preemptions(group: FixedGroup) -> list[Preemption]:
     return [Preemption(view.request_id) for view in latest]
 
 
-def _prompts_alone(group: FixedGroup, cost_model: CostModel, max_tokens: int) -> BatchPlan:
-    """Return whole prompts without decodes: those that fit `max_tokens` an instance, or the first."""
+def _prompts_alone(group: FixedGroup, cost_model: CostModel, max_tokens: int) -> BatchPlan | None:
+    """Return whole prompts without decodes: those that fit `max_tokens` an instance, or the first.
+
+    None if there is no room for the first yet, since requests that leave still have theirs.
+    """
     views: list[RequestView] = []
     parts: list[RequestPart] = []
     num_left = max_tokens * len(group.instance_ids)
     for view in group.prefills + group.joining:
         num_tokens = view.num_uncomputed_tokens
-        if views and num_tokens > num_left:
+        if (views and num_tokens > num_left) or not group.begin(view, num_tokens):
             break
         num_left -= num_tokens
         part = _prompt_part(view, num_tokens, group)
@@ -106,7 +109,7 @@ def _prompts_alone(group: FixedGroup, cost_model: CostModel, max_tokens: int) ->
             group.free[segment.instance_id] -= len(segment.positions)
         views.append(view)
         parts.append(part)
-    return timed_batch(group.instance_ids, views, parts, cost_model)
+    return timed_batch(group.instance_ids, views, parts, cost_model) if views else None
 
 
 def _prompt_part(view: RequestView, num_tokens: int, group: FixedGroup) -> RequestPart:
@@ -120,23 +123,28 @@ def _prompt_part(view: RequestView, num_tokens: int, group: FixedGroup) -> Reque
     return retained_part(view, num_tokens, ring, group.free)
 
 
-def _prompts_in_chunks(group: FixedGroup, cost_model: CostModel, max_tokens: int) -> BatchPlan:
+def _prompts_in_chunks(group: FixedGroup, cost_model: CostModel, max_tokens: int) -> BatchPlan | None:
     """Return a step with a token of each decode and chunks of prompts in order.
 
-    It has `max_tokens` tokens, but at least one of a prompt.
+    It has `max_tokens` tokens, but at least one of a prompt, as far as there is room. None if it has none.
     """
     masters = choose_masters(group.decodes, group.free, 1, no_instances)
     assert masters is not None, "those without a slot were preempted"
     views = list(group.decodes)
     parts = [decode_part(view, master_id) for view, master_id in masters]
     num_left = max(1, max_tokens - len(views))
+    for _, master_id in masters:
+        group.free[master_id] -= 1
     for view in group.prefills + group.joining:
-        num_tokens = min(num_left, view.num_uncomputed_tokens)
-        if num_tokens:
-            num_left -= num_tokens
-            views.append(view)
-            parts.append(whole_part(view, num_tokens, group.instance_ids[0]))
-    return timed_batch(group.instance_ids, views, parts, cost_model)
+        if not (num_left and group.begin(view, 1)):
+            break
+        num_tokens = min(num_left, view.num_uncomputed_tokens, group.num_free)
+        part = whole_part(view, num_tokens, group.instance_ids[0])
+        group.free[group.instance_ids[0]] -= num_tokens
+        num_left -= num_tokens
+        views.append(view)
+        parts.append(part)
+    return timed_batch(group.instance_ids, views, parts, cost_model) if views else None
 
 
 WHOLE_PROMPTS = Filling(lambda config: config.max_num_batched_tokens, _prompts_alone)

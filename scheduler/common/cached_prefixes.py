@@ -5,25 +5,42 @@ what those read that begin (`with_borrowings`).
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from loong.core.instance import InstanceKind
+from loong.core.instance import InstanceKind, Service
 from loong.core.placement import BorrowedKV, CachedKV, InstanceId, KVSegment, OwnerId, Placement
 from loong.core.plan import BatchPlan, Borrowing, IterationPlan
 from loong.core.positions import first_overlap, num_below, subtract
 from loong.core.request import RequestId, RequestView
 from loong.core.snapshot import Snapshot
+from loong.core.window_memory import ending_before
 from loong.scheduler.common.cluster_parts import Parts, place_of
+from loong.scheduler.common.service import serves_all
 from loong.scheduler.tuning import MAX_PIECES
 
 
 def reading(snapshot: Snapshot, parts: Parts) -> Snapshot:
-    """Return the snapshot with cached KV as KV of requests that wait: of the part that has most of it."""
+    """Return the snapshot with cached KV as KV of requests that wait: of the part that has most of it.
+
+    Each part has the memory instances that it reaches, too.
+    """
     if not any(view.cached for view in snapshot.waiting):
         return snapshot
-    place = {i: p for i, p in place_of(parts).items() if snapshot.instance[i].kind is InstanceKind.FULL}
+    place: dict[InstanceId, tuple[int, ...]] = {
+        i: (p,) for i, p in place_of(parts).items() if snapshot.instance[i].kind is InstanceKind.FULL
+    }
+    for i in snapshot.memory_free:
+        place[i] = tuple(p for p, part in enumerate(parts) if _reaches(snapshot, part, i))
     return replace(snapshot, waiting=tuple([_reading(view, place, snapshot) for view in snapshot.waiting]))
+
+
+def _reaches(snapshot: Snapshot, part: Sequence[InstanceId], memory_id: InstanceId) -> bool:
+    """Return whether all of these instances are served by a memory instance."""
+    if serves_all(snapshot):
+        return True
+    host_id, serves = snapshot.instance[memory_id].host_id, snapshot.instance[memory_id].serves
+    return serves is not Service.NONE and all(snapshot.instance[i].host_id == host_id for i in part)
 
 
 def computing(view: RequestView) -> RequestView:
@@ -34,16 +51,18 @@ def computing(view: RequestView) -> RequestView:
 def with_borrowings(plan: IterationPlan, snapshot: Snapshot) -> IterationPlan:
     """Return the plan, made for a snapshot of `reading`, with what the requests read that begin.
 
-    One begins later if batches on other instances leave no room for what it would read there.
+    One begins later if batches on other instances, or moves there, leave no room for what it would read.
     """
     begun_ids = {request_id for batch in plan.batches for request_id in batch.request_ids}
     beginning = [view for view in snapshot.waiting if view.cached and view.request_id in begun_ids]
     if not beginning:
         return plan
-    room = snapshot.free.copy()
+    room = {**snapshot.free, **snapshot.memory_free}
     for batch in plan.batches:
         for instance_id, num_tokens in batch.num_reserved_tokens.items():
             room[instance_id] -= num_tokens
+    for migration in plan.migrations:
+        room[migration.destination_id] -= len(migration.segment.positions)
     borrowings, later_ids = list[Borrowing](), set[RequestId]()
     for view in beginning:
         unread = view.num_unread_tokens()
@@ -66,21 +85,23 @@ def _without(request_ids: Collection[RequestId], batches: Iterable[BatchPlan]) -
             yield batch.only_for(kept)
 
 
-def _reading(view: RequestView, place: dict[InstanceId, int], snapshot: Snapshot) -> RequestView:
+def _reading(
+    view: RequestView, place: Mapping[InstanceId, tuple[int, ...]], snapshot: Snapshot
+) -> RequestView:
     if not view.cached:
         return view
     at_place: dict[int, list[CachedKV]] = {}
     for part in view.cached:
-        if part.segment.instance_id in place:
-            at_place.setdefault(place[part.segment.instance_id], []).append(part)
+        for index in place.get(part.segment.instance_id, ()):
+            at_place.setdefault(index, []).append(part)
     if not at_place:
         return replace(view, cached=())
     chosen = {p: _one_copy(parts, snapshot) for p, parts in at_place.items()}
     tokens = {p: sum(len(part.segment.positions) for part in parts) for p, parts in chosen.items()}
     room, idle = Counter[int](), Counter[int]()
-    for instance_id, part_of in place.items() if len(chosen) > 1 else ():
-        room[part_of] += snapshot.instance[instance_id].kv_free
-        idle[part_of] += snapshot.instance[instance_id].is_idle
+    for instance_id, indexes in place.items() if len(chosen) > 1 else ():
+        room.update(dict.fromkeys(indexes, snapshot.instance[instance_id].kv_free))
+        idle.update(dict.fromkeys(indexes, int(snapshot.instance[instance_id].is_idle)))
     return reading_parts(view, chosen[max(tokens, key=lambda p: (tokens[p], idle[p], room[p], -p))])
 
 
@@ -116,6 +137,8 @@ def reading_parts(view: RequestView, parts: Sequence[CachedKV]) -> RequestView:
 
 
 def _borrowing(view: RequestView, parts: Sequence[CachedKV]) -> RequestView:
+    if view.no_ends:
+        parts = ending_before(parts, view.no_ends)
     of_owner: dict[OwnerId, list[KVSegment]] = {}
     for segment, _ in parts:
         of_owner.setdefault(segment.owner_id, []).append(segment)

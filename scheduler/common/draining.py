@@ -98,7 +98,7 @@ class Draining:
         """
         used, needed = Counter[InstanceId](), Counter[InstanceId]()
         moves = (*self.snapshot.migrations, *plan.migrations)
-        homes = _homes(self.snapshot, moves, self.snapshot.pools)
+        homes = homes_of(self.snapshot, moves, self.snapshot.pools)
         evicted_ids = {eviction.segment.owner_id for eviction in plan.evictions}
         for view in (v for v in self.snapshot.running if v.request_id in self.request_ids):
             used.update(view.placement.tokens_by_instance())
@@ -131,9 +131,10 @@ class Draining:
 
     def _room_beside(self, moving_ids: Container[RequestId]) -> Room:
         """Return the room that all requests but those that are to move leave on the other instances."""
-        homes = _homes(self.snapshot, self.snapshot.migrations, self.snapshot.free)
+        free = {**self.snapshot.free, **self.snapshot.memory_free}
+        homes = homes_of(self.snapshot, self.snapshot.migrations, free)
         staying = ((self.snapshot.request[r], home) for r, home in homes.items() if r not in moving_ids)
-        return Room.left_by(staying, self.snapshot.free)
+        return Room.left_by(staying, free)
 
     def _resting(self) -> Iterator[RequestView]:
         """Yield the requests with KV on these instances that nothing in flight touches."""
@@ -145,11 +146,22 @@ class Draining:
     def _shown(self, batches: Iterable[RunningBatch]) -> Iterator[RunningBatch]:
         for batch in batches:
             if batch.batch_id not in self.batch_ids:
-                yield batch
+                yield self._without_hidden(batch)
             elif left := tuple(i for i in batch.plan.group.instance_ids if i not in self.draining_ids):
                 plan = BatchPlan(ESPGroup(left), (), (), predicted_time=batch.plan.predicted_time)
                 last_step = batch.num_steps_taken + 1
                 yield replace(batch, plan=plan, last_step=last_step, holder_ids=())
+
+    def _without_hidden(self, batch: RunningBatch) -> RunningBatch:
+        """Return a batch of other instances without requests whose KV moves to these meanwhile."""
+        if self.request_ids.isdisjoint(batch.plan.request_ids):
+            return batch
+        plan = replace(
+            batch.plan,
+            queries=tuple(q for q in batch.plan.queries if q.request_id not in self.request_ids),
+            writes=tuple(w for w in batch.plan.writes if w.owner_id not in self.request_ids),
+        )
+        return replace(batch, plan=plan)
 
     def _is_apart(self, migration: KVMigration) -> bool:
         return migration.segment.owner_id not in self.request_ids
@@ -221,7 +233,7 @@ def _leaving(instance_ids: frozenset[InstanceId]) -> str:
     return f"instances {named} are to leave" if len(instance_ids) > 1 else f"instance {named} is to leave"
 
 
-def _homes(
+def homes_of(
     snapshot: Snapshot, moves: Iterable[KVMigration], instance_ids: Container[InstanceId]
 ) -> dict[RequestId, InstanceId]:
     """Return where KV of running requests is to grow, among some instances.

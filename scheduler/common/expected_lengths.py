@@ -13,6 +13,7 @@ from loong.core.plan import IterationPlan, Preemption
 from loong.core.request import RequestView
 from loong.core.snapshot import Snapshot
 from loong.scheduler.common.leases import arrival_order
+from loong.scheduler.config import AdmissionRule, PolicyConfig
 from loong.scheduler.tuning import EXPECTED_SHARE, LONG_LEASE_FACTOR
 
 OUTGROWN = "more outputs than expected grew longer, no request could go on, and of {} with KV it came last"
@@ -21,12 +22,12 @@ OUTGROWN = "more outputs than expected grew longer, no request could go on, and 
 def expecting(snapshot: Snapshot, lease_steps: int) -> Snapshot:
     """Return the snapshot in which each request declares the output length that is expected of it.
 
-    That is never less than the steps of a lease that may be planned now. So leases are as long as they are
-    for the declared maximum.
+    That is never less than the steps of the longest lease, which a policy may plan for some instances while
+    requests wait for others. So leases are as long as they are for the declared maximum.
     """
     if not snapshot.output_lengths:
         return snapshot
-    least = lease_steps * (1 if snapshot.waiting else LONG_LEASE_FACTOR)
+    least = lease_steps * LONG_LEASE_FACTOR
 
     def expected(view: RequestView) -> RequestView:
         counts = snapshot.output_lengths.get(maximum_class(view.max_tokens), ())
@@ -42,6 +43,12 @@ def expecting(snapshot: Snapshot, lease_steps: int) -> Snapshot:
     found = replace(snapshot, waiting=waiting, running=running)
     vars(found).update({name: vars(snapshot)[name] for name in _KEPT if name in vars(snapshot)})
     return found
+
+
+def as_admitted(snapshot: Snapshot, config: PolicyConfig) -> Snapshot:
+    """Return the snapshot with the lengths of outputs by which an operator admits requests."""
+    is_strict = config.admission is AdmissionRule.STRICT
+    return snapshot if is_strict else expecting(snapshot, config.lease_steps)
 
 
 _KEPT = ("instance", "pools", "free")  # cached values that do not depend on lengths

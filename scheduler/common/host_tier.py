@@ -214,7 +214,10 @@ def _left_by(plan: IterationPlan, snapshot: Snapshot) -> Counter[InstanceId]:
     for extension in plan.lease_extensions:
         left.subtract(snapshot.extended(extension).num_stored_tokens)
     for migration in plan.migrations:
-        left[migration.destination_id] -= len(migration.segment.positions)
+        segment = migration.segment
+        left[migration.destination_id] -= len(segment.positions)
+        if segment.owner_id in snapshot.owners:  # a source that may be read by nobody, and counts as free
+            left[segment.instance_id] -= len(segment.positions)
     for borrowing in plan.borrowings:
         left.subtract(tokens_by_instance(borrowing.segments))
     return left

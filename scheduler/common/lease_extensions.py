@@ -44,7 +44,7 @@ def _is_anything_else_planned(plan: IterationPlan, snapshot: Snapshot) -> bool:
 def _extensions(
     ending: Iterable[RunningBatch], plan: IterationPlan, snapshot: Snapshot, lease_steps: int
 ) -> Iterator[LeaseExtension]:
-    free = snapshot.free.copy()
+    free = {**snapshot.free, **snapshot.memory_free}
     for batch in plan.batches:
         for instance_id, num_tokens in batch.num_stored_tokens.items():
             free[instance_id] -= num_tokens
@@ -58,9 +58,10 @@ def _extensions(
                 extension = LeaseExtension(running.batch_id, running.plan.num_steps + num_more)
                 candidates.append((extension, num_more * len(live)))
     # The first request to end must find room, and so will the others then: see `kv_safety.py`.
-    num_spared = sum(free.values()) - snapshot.most_tokens  # or more, if the longest request has ended
+    num_free = sum(free[i] for i in snapshot.free)
+    num_spared = num_free - snapshot.most_tokens  # or more, if the longest request has ended
     if sum(num_slots for _, num_slots in candidates) > num_spared:
-        num_spared = sum(free.values()) - max(view.num_final_tokens for view in snapshot.running)
+        num_spared = num_free - max(view.num_final_tokens for view in snapshot.running)
     for extension, num_slots in candidates:
         if num_slots <= num_spared:
             num_spared -= num_slots

@@ -2,12 +2,13 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import cycle
 from operator import attrgetter
 
 from loong.core.cost.cost_model import CostModel
-from loong.core.cost.work import InstanceWork, StepWork, step_work
+from loong.core.cost.work import InstanceWork, StepWork, WorkCount, step_work
 from loong.core.instance import ESPGroup
-from loong.core.placement import InstanceId
+from loong.core.placement import InstanceId, Placement
 from loong.core.plan import BatchPlan, LeaseEnd
 from loong.core.request import RequestView
 from loong.core.snapshot import RunningBatch
@@ -50,6 +51,50 @@ def plan_lease(
     num_steps, masters = found
     parts = [decode_part(view, master_id, num_steps) for view, master_id in masters]
     return timed_batch(tuple(sorted(free)), views, parts, cost_model, num_steps)
+
+
+def in_micro_batches(
+    batch: BatchPlan, views: Sequence[RequestView], cost_model: CostModel, most: int
+) -> BatchPlan:
+    """Return a lease in as many micro-batches, at most `most`, as make a step shortest."""
+    placements = {view.request_id: view.placement for view in views}
+    if batch.num_steps == 1 or not batch.holder_ids(placements.values()):
+        return batch
+    options = [batch]
+    for number in range(2, min(most, len(views)) + 1):
+        cut = replace(batch, num_micro_batches=number)
+        seconds = cost_model.step_time(step_work(cut, placements, is_first=False))
+        options.append(replace(cut, predicted_time=seconds))
+    return min(options, key=lambda option: option.predicted_time or 0.0)
+
+
+def rotating(batch: BatchPlan, views: Sequence[RequestView], cost_model: CostModel) -> BatchPlan:
+    """Return a lease whose micro-batches rotate over its instances if that is faster, or else the lease."""
+    number = batch.group.dop + 1
+    if batch.num_steps == 1 or not 2 < number <= len(views):
+        return batch
+    placements = {view.request_id: view.placement for view in views}
+    cut = replace(batch, num_micro_batches=number, rotates=True)
+    seconds = cost_model.step_time(step_work(cut, placements, is_first=False))
+    is_faster = batch.predicted_time is None or seconds < batch.predicted_time
+    return replace(cut, predicted_time=seconds) if is_faster else batch
+
+
+def decode_seconds(
+    instance_ids: tuple[InstanceId, ...],
+    placements: Iterable[Placement],
+    cost_model: CostModel,
+    *,
+    are_holders_idle: bool = False,
+) -> float:
+    """Return the seconds of a step of a lease of decodes with this KV, with masters in turn."""
+    count = WorkCount(instance_ids, is_lease=True)
+    for master_id, placement in zip(cycle(instance_ids), placements, strict=False):
+        count.add_decode(master_id, placement)
+    work = count.step(ESPGroup(instance_ids), is_first=False)
+    if are_holders_idle:
+        work = replace(work, idle_holder_ids=frozenset(work.holders))
+    return cost_model.step_time(work)
 
 
 def lease_start_time(instance_ids: tuple[InstanceId, ...], num_decodes: int, cost_model: CostModel) -> float:

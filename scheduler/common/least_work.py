@@ -1,6 +1,6 @@
 """Assignment of waiting prompts to fixed groups: to the group with least work, and among equals most room."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush, heapreplace
 from math import inf
@@ -141,13 +141,10 @@ def assigned_places(
         return Assigned({**{view.request_id: 0 for view in (*waiting, *live)}, **homes}, ())
     loads = _loads(snapshot, parts, homes)
     computing = [v for v in live if not v.is_decoding and (v.is_plannable or v.request_id in homes)]
-    capacity = sum(snapshot.pools.values())
-    queue = PromptQueue(snapshot.now, len(snapshot.pools), capacity, waiting, computing, snapshot.running)
-    chosen, others = considered(queue, ordering.config)
-    prefills = ordered((*chosen, *computing), queue, ordering)
+    prefills, others = _in_order(snapshot, waiting, computing, ordering)
     groups, places, place_at = LeastWorkQueue(loads), {**homes}, place_of(parts)
     computing_ids, copied, copying = set[RequestId](), dict[RequestId, int](), dict[RequestId, CopyChoice]()
-    for prefill in starved_first(prefills, snapshot.now):
+    for prefill in prefills:
         request_id = prefill.view.request_id
         if request_id in homes:
             loads[homes[request_id]].take(prefill.work, 0)
@@ -157,7 +154,6 @@ def assigned_places(
             cached_at = loads[place_at[prefill.view.cached[0].segment.instance_id]]
             work = prefill_work(prefill.num_tokens + prefill.num_cached, 0, ordering.alone)
             soonest = min(load.work for load in loads) + work / cached_at.size
-            num_more = cached_at.shared.num_more(prefill.view)
             if copies is not None and (choice := _copied(prefill, cached_at, soonest, loads, copies)):
                 loads[choice.place].take(prefill.work, num_tokens)
                 if choice.missing:
@@ -165,15 +161,37 @@ def assigned_places(
                 else:
                     places[request_id] = copied[request_id] = choice.place
                 continue
-            if cached_at.room >= num_more and cached_at.work + prefill.work / cached_at.size <= soonest:
-                cached_at.take(prefill.work, num_more)
-                cached_at.shared.add(prefill.view)
+            if _is_read_there(prefill, cached_at, soonest):
                 places[request_id] = cached_at.place
                 continue
             computing_ids.add(request_id)
         if (load := groups.assign(work, num_tokens)) is not None:
             places[request_id] = load.place
     return Assigned(places, others, frozenset(computing_ids), copied, copying)
+
+
+def _in_order(
+    snapshot: Snapshot, waiting: Sequence[RequestView], computing: Sequence[RequestView], ordering: Ordering
+) -> tuple[Iterable[PrefillCandidate], Sequence[RequestView]]:
+    """Return the prompts that choose a group, in their order, and those that are not considered."""
+    capacity = sum(snapshot.pools.values())
+    queue = PromptQueue(snapshot.now, len(snapshot.pools), capacity, waiting, computing, snapshot.running)
+    chosen, others = considered(queue, ordering.config)
+    prefills = ordered((*chosen, *computing), queue, ordering)
+    return starved_first(prefills, snapshot.now), others
+
+
+def _is_read_there(prefill: PrefillCandidate, cached_at: Load, again: float) -> bool:
+    """Return whether a prompt reads KV in the group that has it, which takes it then.
+
+    It does not if its first token came sooner, after `again` seconds, were it computed whole.
+    """
+    num_more = cached_at.shared.num_more(prefill.view)
+    if cached_at.room < num_more or cached_at.work + prefill.work / cached_at.size > again:
+        return False
+    cached_at.take(prefill.work, num_more)
+    cached_at.shared.add(prefill.view)
+    return True
 
 
 def _copied(

@@ -52,10 +52,10 @@ class InstanceSet:
 class PlanningView:
     """The cluster, sorted for planning.
 
-    `capacity` is the slots of all full instances, and `free` the free ones of each, once requests that have
-    ended leave their batches. The rest is computed on demand: instance sets `occupied` by KV of requests not
-    in flight, and other sets `running` a batch. Of `idle` instances, those of a host are together, and those
-    with most room first.
+    `capacity` is the slots of all instances, and `free` the free ones of each full one, once requests that
+    have ended leave their batches. The rest is computed on demand: instance sets `occupied` by KV of requests
+    not in flight, and other sets `running` a batch. Of `idle` instances, those of a host are together, and
+    those with most room first.
 
     A request that needs more KV than all instances have is not in `waiting`, so that it delays no other: it
     has failed, or waits for a first instance.
@@ -103,11 +103,12 @@ class PlanningView:
     def occupied(self) -> tuple[InstanceSet, ...]:
         """Return the instance sets that hold KV of requests not in flight.
 
-        Requests with KV on anything but full instances, such as a host tier, are left out.
+        Requests with KV on anything that does not serve, such as a host tier, are left out.
         """
         views = [view for view in self.snapshot.running if view.batch_id is None and view.is_plannable]
         if len(self.free) < len(self.snapshot.instances):
-            views = [view for view in views if self.free.keys() >= set(view.placement.instance_ids)]
+            serving = self.free.keys() | self.snapshot.memory_free.keys()
+            views = [view for view in views if serving >= set(view.placement.instance_ids)]
         return _occupied_sets(views, self.snapshot, self.free)
 
     @cached_property
@@ -138,7 +139,8 @@ class PlanningView:
 
 def make_planning_view(snapshot: Snapshot) -> PlanningView:
     """Return the view of a snapshot, which may be that of a part of a cluster."""
-    free, capacity = snapshot.free.copy(), sum(snapshot.pools.values())
+    free = snapshot.free.copy()
+    capacity = sum(snapshot.pools.values()) + sum(snapshot.memory_pools.values())
     for view in [view for view in snapshot.running if view.has_ended and view.batch_id in snapshot.batch]:
         _free_kv_of(view, snapshot, free)
     waiting = [v for v in snapshot.waiting if not (v.is_migrating or v.has_ended)]  # none is in a batch

@@ -1,6 +1,6 @@
 """The cost model: seconds from counts of work, with one coefficient a kind of work."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, astuple, dataclass, replace
 from math import hypot
 from typing import Final
@@ -10,6 +10,7 @@ from loong.core.cost.cuda_graph_limits import NO_GRAPHS, CudaGraphLimits
 from loong.core.cost.work import InstanceWork, Phase, StepWork
 from loong.core.errors import ConfigError
 from loong.core.placement import InstanceId
+from loong.core.shared_kv import RELAY_QUERIES
 from loong.scheduler.cost.network import ONE_HOST, Network
 
 # What predictions can be computed with. A step has room for any number of tokens that take no time.
@@ -78,6 +79,52 @@ class ServiceLane:
 
 
 @dataclass(frozen=True, slots=True)
+class MemoryReaders:
+    """Memory instances, from `first_id` on, which run no batches.
+
+    They attend with `coefficients` of their own kind of device; None: with those of the others.
+    """
+
+    first_id: InstanceId
+    coefficients: Coefficients | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WindowReads:
+    """The layers whose queries see the last `window` positions alone: their `share` of all layers."""
+
+    share: float = 0.0
+    window: int = 0
+
+    def of(self, work: InstanceWork) -> InstanceWork:
+        """Return work with the keys and pairs that layers meet on average.
+
+        Counts are of layers without a window. As much of a history as possible is taken to be in the window,
+        and queries to be as many as the instance computes.
+        """
+        if not self.share:
+            return work
+        seen, window = work.copy(), self.window
+        num_decode_keys = work.num_decode_keys + work.num_relayed_keys  # windows are read for each query
+        near = min(num_decode_keys, window * max(1, work.num_attends, work.num_tokens))
+        seen.num_decode_keys = self._mean(work.num_decode_keys, near)
+        seen.num_relayed_keys = self._mean(work.num_relayed_keys, 0)
+        seen.num_relayed_prompt_keys = self._mean(work.num_relayed_prompt_keys, 0)
+        num_blocks = max(work.num_blocks, work.num_prompt_blocks)
+        seen.num_keys = self._mean(work.num_keys, min(work.num_keys, window * num_blocks + work.num_tokens))
+        most_pairs = window * work.num_tokens
+        seen.num_pairs = self._mean(work.num_pairs, min(work.num_pairs, most_pairs))
+        seen.num_part_pairs = self._mean(work.num_part_pairs, min(work.num_part_pairs, most_pairs))
+        return seen
+
+    def _mean(self, whole: float, near: float) -> int:
+        return int((1 - self.share) * whole + self.share * near)
+
+
+NO_WINDOWS = WindowReads()
+
+
+@dataclass(frozen=True, slots=True)
 class WorkCostModel:
     """The time of a step is a fixed part of its group, plus the time of its busiest instance.
 
@@ -88,7 +135,8 @@ class WorkCostModel:
     `overlap` is the part of attention that hides ring transfers, and the part of launches that overlaps with
     computing: 0 on CPUs, 1 with copy engines and streams. Steps within `graph_limits` launch no kernel one by
     one, and all their KV travels before it is attended. Instances from `first_host_tier_id` on are host
-    tiers. `host` has the times of engine and workers, and `network` the hosts of instances.
+    tiers, and those of `memory` have no weights. `host` has the times of engine and workers, and `network`
+    the hosts of instances. `windows` are those of the model's layers.
     """
 
     coefficients: Coefficients = Coefficients()
@@ -98,10 +146,12 @@ class WorkCostModel:
     lane: ServiceLane = ServiceLane()
     host: HostTimes = DEFAULT_HOST
     network: Network = ONE_HOST
+    memory: MemoryReaders | None = None
+    windows: WindowReads = NO_WINDOWS
 
     @property
     def least_saved(self) -> int:
-        """Return the keys of single queries that one pass must save to be faster than reading them again."""
+        """Return the keys whose reading takes as long as the fixed part of one pass over shared keys."""
         seconds = self.coefficients
         saved = seconds.decode_key - seconds.relayed_key
         if saved <= 0 or seconds.relay >= MOST_COUNT * saved:
@@ -122,6 +172,8 @@ class WorkCostModel:
                 yield name, value, LEAST_TOKEN_SECONDS if is_token else 0.0, MOST_SECONDS
         for name, value in asdict(self.graph_limits).items():
             yield name, value, 0.0, MOST_COUNT
+        yield "share", self.windows.share, 0.0, 1.0
+        yield "window", self.windows.window, 0.0, MOST_COUNT
         yield "overlap", self.overlap, 0.0, 1.0
         yield "slowdown", self.network.slowdown, 1.0, MOST_SECONDS
         yield "delay", self.network.delay, 0.0, MOST_SECONDS
@@ -145,28 +197,52 @@ class WorkCostModel:
         if not work.holders:
             return overhead + max(map(time, work.instances.values()))
         served = max(self._held_time(work, instance_id) for instance_id in work.holders)
+        if work.rotates:
+            return overhead + max(served, self._rotating(time, work))
+        if work.num_micro_batches > 1:
+            return overhead + max(
+                max(served, self._in_turn(time, part, work.num_micro_batches))
+                for part in work.instances.values()
+            )
         return overhead + max(
-            time(part) + max(0.0, served - attention_seconds(seconds, part))
+            time(part) + max(0.0, served - attention_seconds(seconds, self.windows.of(part)))
             for part in work.instances.values()
         )
 
+    def _in_turn(self, time: Callable[[InstanceWork], float], work: InstanceWork, number: int) -> float:
+        """Return the seconds of an instance's micro-batches, each of which reads the weights."""
+        return number * time(work.share(number))
+
+    def _rotating(self, time: Callable[[InstanceWork], float], work: StepWork) -> float:
+        """Return the seconds of each member in which it computes 1 / DoP of the slices of all micro-batches.
+
+        What travels between members is less than queries and partials, and travels meanwhile (Lamina, 5.1.1).
+        """
+        part = InstanceWork.together(work.instances.values()).share(work.num_micro_batches)
+        return work.num_micro_batches / work.group.dop * time(part)
+
     def _held_time(self, work: StepWork, instance_id: InstanceId) -> float:
         """Return the seconds in which an instance outside the group answers its members."""
-        seconds = self._launched_time(work.holders[instance_id])
+        memory = self.memory if self.memory is not None and instance_id >= self.memory.first_id else None
+        of_kind = self.coefficients if memory is None else memory.coefficients or self.coefficients
+        held = self.windows.of(work.holders[instance_id])
+        seconds = instance_seconds(of_kind, held, self.overlap, is_captured=False)
         seconds *= 1 + self.lane.crowding * work.read_shares.get(instance_id, 0.0)
-        return seconds if instance_id in work.idle_holder_ids else seconds + self.lane.delay
+        is_apart = memory is not None or instance_id in work.idle_holder_ids
+        return seconds if is_apart else seconds + self.lane.delay
 
     def served_time(self, work: InstanceWork, /) -> float:
         """Return the seconds that an instance's own batch loses to a step that it serves."""
-        return attention_seconds(self.coefficients, work) + self.lane.loss
+        return attention_seconds(self.coefficients, self.windows.of(work)) + self.lane.loss
 
     def instance_time(self, work: InstanceWork, /) -> float:
         """Return the seconds of the part of a step that one instance computes by itself."""
-        return instance_seconds(self.coefficients, work, self.overlap, self.has_captured(work))
+        is_captured = self.has_captured(work)
+        return instance_seconds(self.coefficients, self.windows.of(work), self.overlap, is_captured)
 
     def _launched_time(self, work: InstanceWork) -> float:
         """Return `instance_time` of a step that is not captured."""
-        return instance_seconds(self.coefficients, work, self.overlap, is_captured=False)
+        return instance_seconds(self.coefficients, self.windows.of(work), self.overlap, is_captured=False)
 
     def replays(self, work: StepWork) -> bool:
         """Return whether the members may replay a step: none with holders, nor on several hosts."""
@@ -196,14 +272,16 @@ class WorkCostModel:
         if has_hosts:
             overhead += self.network.delay
             sent_query *= self.network.query_factor(dop)
+        per_pair = (seconds.pair + (seconds.part_pair if dop > 1 else 0.0)) / dop
+        whole, in_window = 1 - self.windows.share, self.windows.share * self.windows.window * per_pair
         return PrefillTerms(
             overhead=overhead + (seconds.exchange if dop > 1 else 0.0),
             per_prompt=seconds.sent_request + seconds.attend * dop,
             floor=seconds.weights + (1 - self.overlap) * launch,
             launch=self.overlap * launch,
-            per_token=(seconds.token + sent_query * (dop - 1) + seconds.key) / dop,
-            per_cached_pair=(seconds.pair + (seconds.part_pair if dop > 1 else 0.0)) / dop,
-            per_new_pair=(seconds.pair + seconds.part_pair * (dop - 1) / dop) / (2 * dop),
+            per_token=(seconds.token + sent_query * (dop - 1) + seconds.key) / dop + in_window,
+            per_cached_pair=whole * per_pair,
+            per_new_pair=whole * (seconds.pair + seconds.part_pair * (dop - 1) / dop) / (2 * dop),
         )
 
     def migration_time(self, num_tokens: int, source_id: InstanceId, destination_id: InstanceId, /) -> float:
@@ -253,9 +331,11 @@ def group_seconds(seconds: Coefficients, work: StepWork, num_others: int, is_mix
 def attention_seconds(seconds: Coefficients, work: InstanceWork) -> float:
     """Return the seconds of an instance's attention, by bandwidth and compute."""
     reading = seconds.decode_key * work.num_decode_keys
-    if work.num_relayed_keys > 0:  # in one pass, unless reading them again is faster
-        once = seconds.relay + seconds.relayed_key * work.num_relayed_keys
-        reading += min(once, seconds.decode_key * work.num_relayed_keys)
+    if work.num_relayed_queries > 0:  # in one pass, unless reading them again is faster
+        once = seconds.relay * (1 + work.num_relayed_queries / RELAY_QUERIES)
+        once += seconds.relayed_key * work.num_relayed_keys
+        again = seconds.decode_key * work.num_relayed_keys + seconds.key * work.num_relayed_prompt_keys
+        reading += min(once, again)
     return reading + seconds.key * work.num_keys + seconds.pair * work.num_pairs
 
 
@@ -269,9 +349,13 @@ def instance_seconds(seconds: Coefficients, work: InstanceWork, overlap: float, 
     if is_captured or is_in_group:
         attention += seconds.part_pair * work.num_part_pairs
     reading = seconds.decode_key * work.num_decode_keys
-    if work.num_relayed_keys > 0:  # in one pass, unless reading them again is faster
-        once = seconds.relay + seconds.relayed_key * work.num_relayed_keys
-        reading += min(once, seconds.decode_key * work.num_relayed_keys)
+    if work.num_relayed_queries > 0:  # in one pass, unless reading them again is faster
+        once = seconds.relay * (1 + work.num_relayed_queries / RELAY_QUERIES)
+        once += seconds.relayed_key * work.num_relayed_keys
+        again = seconds.decode_key * work.num_relayed_keys
+        if not is_captured:
+            again += seconds.key * work.num_relayed_prompt_keys
+        reading += min(once, again)
     computing = reading + attention
     if work.num_tokens > 0 and work.num_keys == 0:
         computing += hypot(seconds.weights, seconds.token * work.num_tokens)

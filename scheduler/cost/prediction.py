@@ -50,7 +50,7 @@ class StepTable:
         ends = np.cumsum([len(step.holders) + len(step.instances) for step in steps]).tolist()
         rows = [_row(step, end) for step, end in zip(steps, ends, strict=True)]
         parts = [
-            (*astuple(part), has_graphs and model.has_captured(part), delay, crowd)
+            (*astuple(model.windows.of(part)), has_graphs and model.has_captured(part), delay, crowd)
             for step in steps
             for has_graphs in (model.replays(step),)
             for part, delay, crowd in (

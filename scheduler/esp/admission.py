@@ -37,6 +37,8 @@ def admit(queue: PromptQueue, ordering: Ordering) -> Admission:
     An admitted prompt finds room until its declared end in any case. A deferred prompt may begin only while
     no other deferred one holds KV. If a prompt has found no room for long, no later one begins.
     """
+    if not (queue.waiting or queue.begun):
+        return Admission((), ())  # as most of many instances planned one by one
     now, room = queue.now, KVForecast(queue.capacity, queue.running)
     chosen, others = considered(queue, ordering.config)
     prefills = ordered((*chosen, *queue.begun), queue, ordering)

@@ -13,7 +13,9 @@ from loong.scheduler.esp.decodes import ServedDecodes
 from loong.scheduler.esp.draft import PlanDraft
 from loong.scheduler.esp.layout import instances_for_prompts
 from loong.scheduler.esp.lease_timing import end_for, least_lease_seconds
+from loong.scheduler.esp.long_contexts import lease_of_long, reason_of, suit_prompt_instances
 from loong.scheduler.esp.placement import place
+from loong.scheduler.esp.proactive import clear_homes, push_ahead, retain
 from loong.scheduler.esp.prompt_order import PrefillCandidate
 from loong.scheduler.esp.quick import QuickPrompts
 from loong.scheduler.esp.step_time import step_seconds
@@ -23,10 +25,12 @@ def build(draft: PlanDraft) -> PlanDraft:
     """Choose the instances for prompts and those for decodes, and make their batches."""
     decodes = ServedDecodes(draft)
     draft = replace(draft, prompt_ids=instances_for_prompts(draft, decodes))
+    if draft.long and (draft.prompt_ids == draft.everywhere or not suit_prompt_instances(draft)):
+        return build(replace(draft, decodes=(*draft.decodes, *draft.long), long=()))
     if draft.prompt_ids == draft.everywhere:
         return build_together(draft)
     placed = place(draft, decodes)
-    return build_apart(placed, decodes if placed is draft else ServedDecodes(placed))
+    return build_apart(placed, decodes if placed is draft else ServedDecodes(placed, decodes.instance_ids))
 
 
 def build_apart(draft: PlanDraft, decodes: ServedDecodes) -> PlanDraft:
@@ -36,19 +40,24 @@ def build_apart(draft: PlanDraft, decodes: ServedDecodes) -> PlanDraft:
     leases = tuple(decodes.new_leases(None if quick_step is None else quick.instance_id))
     ends = first_ends((*quick.lease_ends(), *decodes.lease_ends()))
     others = [prefill for prefill in draft.prefills if prefill not in quick.all_prefills]
-    step = _prompt_step(draft, others)
-    return replace(
+    is_ready = draft.idle_ids.issuperset(draft.prompt_ids)
+    long = lease_of_long(draft) if is_ready and draft.long else None
+    step = _prompt_step(draft, others) if is_ready and others and long is None else None
+    draft = replace(
         draft,
-        batches=tuple(batch for batch in (*leases, quick_step, step) if batch is not None),
+        batches=tuple(batch for batch in (*leases, quick_step, long, step) if batch is not None),
         lease_ends=ends,
-        decisions=(*draft.decisions, *decodes.decisions(leases)),
+        decisions=(
+            *draft.decisions,
+            *decodes.decisions(leases),
+            *(() if long is None else (reason_of(long, draft),)),
+        ),
     )
+    return push_ahead(clear_homes(draft, decodes), decodes)
 
 
 def _prompt_step(draft: PlanDraft, prefills: Sequence[PrefillCandidate]) -> BatchPlan | None:
-    """Return a step of these prompts, whose KV all serve; None while some of its instances are busy."""
-    if not prefills or not draft.idle_ids.issuperset(draft.prompt_ids):
-        return None
+    """Return a step of these prompts, whose KV all serve."""
     return BatchBuilder(draft, step_seconds(draft)).with_prompts(draft.prompt_ids, (), prefills)
 
 
@@ -59,7 +68,7 @@ def build_together(draft: PlanDraft) -> PlanDraft:
         builder = BatchBuilder(draft, step_seconds(draft))
         batch = lease_before_prompts(draft, builder)
         batch = batch or batch_of_all(draft, builder, instance_ids)
-        return replace(draft, batches=() if batch is None else (batch,))
+        return retain(replace(draft, batches=() if batch is None else (batch,)))
     waits = bool(draft.prefills or draft.decodes)
     ends = tuple(end for b in draft.snapshot.batches if waits for end in end_for(draft, draft.prefills, b))
     return replace(draft, lease_ends=ends)

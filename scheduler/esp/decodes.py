@@ -1,17 +1,21 @@
 """Decodes on as few instances as meet their TPOT target, each with leases of its own.
 
-KV that is elsewhere is read where it was computed, so nothing needs to move.
+There is time for short prompts in pauses, too. KV that is elsewhere is read where it was computed, so nothing
+needs to move.
 """
 
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from itertools import islice, zip_longest
+from functools import cache, cached_property
+from itertools import accumulate, islice, zip_longest
 from math import inf
 
+from loong.core.cost.work import WorkCount
 from loong.core.decision import Alternative, Decision, DecisionKind
-from loong.core.placement import InstanceId
+from loong.core.instance import ESPGroup
+from loong.core.placement import InstanceId, Placement
 from loong.core.plan import BatchPlan, LeaseEnd
 from loong.core.request import RequestId, RequestView
 from loong.core.snapshot import RunningBatch, Snapshot
@@ -21,15 +25,17 @@ from loong.scheduler.common.slo_targets import target_tpot, tightest_tpot
 from loong.scheduler.esp.draft import PlanDraft
 from loong.scheduler.esp.homes import Homes
 from loong.scheduler.esp.lease_timing import end_for
+from loong.scheduler.esp.prompt_order import prefill_work
 from loong.scheduler.esp.reasons import WaitReason, reason_to_wait
 from loong.scheduler.tuning import PLANNED_TPOT_SHARE
 
 
 @dataclass(frozen=True)
 class ServedDecodes:
-    """The decodes of a draft."""
+    """The decodes of a draft, on instances of its choice, or on those that are `given`."""
 
     draft: PlanDraft
+    given: tuple[InstanceId, ...] | None = None
 
     @property
     def snapshot(self) -> Snapshot:
@@ -43,9 +49,14 @@ class ServedDecodes:
 
     @cached_property
     def leases(self) -> tuple[RunningBatch, ...]:
-        """The batches of decodes in flight."""
-        snapshot = self.snapshot
-        return tuple(batch for batch in snapshot.batches if _is_decode(batch, snapshot))
+        """The batches of decodes in flight, but for those that pause prompts."""
+        snapshot, (last,) = self.snapshot, self._last(1)
+        return tuple(
+            batch
+            for batch in snapshot.batches
+            if _is_decode(batch, snapshot)
+            and (batch.plan.group.dop == 1 or last in batch.plan.group.instance_ids)
+        )
 
     @cached_property
     def in_flight(self) -> tuple[RequestView, ...]:
@@ -80,6 +91,8 @@ class ServedDecodes:
         At least one and at most half of all. Where no number leaves a margin, the fewest that meet them
         without one. Targets that no number meets do not count; if none can be met, the quickest number.
         """
+        if self.given is not None:
+            return self.given
         most = len(self.snapshot.pools) - 1
         roomy = next((k for k in range(1, most) if self._num_spare(k) >= 0), most)
         numbers = self._numbers if self.draft.variant.has_spread else ()
@@ -87,9 +100,10 @@ class ServedDecodes:
         targets = [target_tpot(view, self.draft.config) for view in self.all_views]
         number = self._fewest(able, min(targets, default=inf))
         if number is None:
-            least = min(map(self._step_seconds, able))
-            number = self._fewest(able, min((t for t in targets if t >= least), default=least))
-        assert number is not None, "the quickest takes the least time"
+            least = min(map(self._even_seconds, able))
+            target = min((t for t in targets if t >= least), default=least)
+            number = self._fewest(able, target)
+            number = number or min(able, key=lambda k: self._token_seconds(k, target))
         return self._last(number)
 
     @property
@@ -131,7 +145,7 @@ class ServedDecodes:
         number, num_instances = len(self.instance_ids), len(self.snapshot.pools)
         chosen = f"decodes on {number} of {num_instances} instances, which read KV where it is"
         alternatives = tuple(
-            Alternative(chosen if k == number else f"decodes on {k}", self._step_seconds(k))
+            Alternative(chosen if k == number else f"decodes on {k}", self._even_seconds(k))
             for k in self._numbers
             if abs(k - number) <= 1
         )
@@ -144,13 +158,31 @@ class ServedDecodes:
 
     @cached_property
     def home(self) -> Mapping[RequestId, InstanceId]:
-        """The instance on which each decodes: one that computes no prompts now, if those meet all targets."""
+        """The instance on which each decodes: one that computes no prompts now, if those meet all targets.
+
+        Those with KV on an instance stay there while it computes prompts in a pause of its own decodes.
+        """
         is_idle = {i: self.snapshot.instance[i].is_idle for i in self.instance_ids}
         ready = tuple(i for i in self.instance_ids if is_idle[i] or i in self.busy_ids)
         is_quick = ready and self.homes.step_seconds(ready) <= tightest_tpot(
             self.all_views, self.draft.config
         )
-        return self.homes.on(ready if is_quick else self.instance_ids)
+        home = self.homes.on(self.instance_ids)
+        if not is_quick or len(ready) == len(self.instance_ids):
+            return home
+        pausing, ready_home = self._pausing_ids.difference(ready), self.homes.on(ready)
+        waiting = {
+            view.request_id
+            for view in self.all_views
+            if home[view.request_id] in pausing.intersection(view.placement.instance_ids)
+        }
+        return {r: home[r] if r in waiting else instance_id for r, instance_id in ready_home.items()}
+
+    @property
+    def _pausing_ids(self) -> frozenset[InstanceId]:
+        """The instances of batches that these alone run."""
+        groups = (batch.plan.group.instance_ids for batch in self.snapshot.batches)
+        return frozenset(i for group in groups if set(group).issubset(self.instance_ids) for i in group)
 
     @cached_property
     def views_at(self) -> Mapping[InstanceId, Sequence[RequestView]]:
@@ -167,7 +199,47 @@ class ServedDecodes:
     def _fewest(self, able: Sequence[int], target: float) -> int | None:
         """Return the least of these numbers that meets a TPOT target, with a margin if one does."""
         budgets = (PLANNED_TPOT_SHARE * target, target)
-        return next((k for budget in budgets for k in able if self._step_seconds(k) <= budget), None)
+        return next((k for budget in budgets for k in able if self._token_seconds(k, budget) <= budget), None)
+
+    def _token_seconds(self, number: int, budget: float) -> float:
+        """Return the mean seconds of a token, with pauses, if decodes were spread evenly over instances.
+
+        A request that ends is replaced. The next one's prompt delays them as long as a step of its own, if it
+        fits into a pause of the quickest decodes. They have what a budget leaves for pauses.
+        """
+        most_left = budget - self._even_seconds(self._numbers[-1])
+        pause = min(self.draft.config.step_time, most_left * self.draft.config.lease_steps)
+        place = bisect_right(self._prompts, (pause, inf))
+        return self._even_seconds(number) + self._replaced[place] / number
+
+    @cached_property
+    def _even_seconds(self) -> Callable[[int], float]:
+        """Return the seconds of a step of all decodes, spread evenly over a number of instances."""
+        return cache(self._evenly_spread_seconds)
+
+    def _evenly_spread_seconds(self, number: int) -> float:
+        if not self.all_views:
+            return 0.0
+        count = WorkCount((0,), is_lease=True)
+        count.add_lone_decodes(self._longest_first[::number])
+        return self.draft.cost_model.step_time(count.step(ESPGroup((0,)), is_first=False))
+
+    @cached_property
+    def _longest_first(self) -> list[Placement]:
+        placements = (view.placement for view in self.all_views)
+        return sorted(placements, key=lambda placement: placement.num_tokens, reverse=True)
+
+    @cached_property
+    def _prompts(self) -> list[tuple[float, float]]:
+        """The seconds of each decode's prompt, ascending, and those of a step of it for each output token."""
+        terms = self.draft.cost_model.prefill_terms(1)
+        works = ((prefill_work(view.num_prompt_tokens, 0, terms), view.max_tokens) for view in self.all_views)
+        return sorted((work, (work + terms.least) / max_tokens) for work, max_tokens in works)
+
+    @cached_property
+    def _replaced(self) -> list[float]:
+        """The sums of the latter of the first of these, from none to all."""
+        return list(accumulate((seconds for _, seconds in self._prompts), initial=0.0))
 
     def _last(self, number: int) -> tuple[InstanceId, ...]:
         """Return the last instances of the hosts, taken from each host in turn."""
@@ -188,15 +260,12 @@ class ServedDecodes:
     @property
     def step_seconds(self) -> float:
         """Return the seconds of a step of the slowest; 0 if there are none."""
-        return self._step_seconds(len(self.instance_ids))
+        return self.homes.step_seconds(self.instance_ids)
 
     @cached_property
     def seconds_at(self) -> Mapping[InstanceId, float]:
         """The seconds of a step of each instance that has decodes."""
         return self.homes.seconds_at(self.home)
-
-    def _step_seconds(self, number: int) -> float:
-        return self.homes.step_seconds(self._last(number))
 
     def _num_spare(self, number: int) -> int:
         return self.homes.num_spare(self._last(number), self.all_views)

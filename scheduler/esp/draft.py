@@ -20,9 +20,10 @@ class Variant:
     """The parts that a variant of `esp` has. `esp` itself has all: variants measure the value of each.
 
     Prompts go in `order`, in chunks, and short ones on instances of their own. Decodes run apart from
-    prompts, spread over as many instances as meet their targets. A late prompt, the guest, takes pauses of
-    theirs. KV of computed prompts moves to them where that pays. Prefixes that others wait to read are
-    copied. A group that `is_fixed` is always whole.
+    prompts, spread over as many instances as meet their targets. Those with too long a context for one have
+    several masters. A late prompt, the guest, takes pauses of decodes. KV of prompts moves to them
+    where that pays, ahead of their first steps. Prefixes that others wait to read are copied. KV of decodes
+    goes to memory instances where that pays. A group that `is_fixed` is always whole.
     """
 
     order: Order = by_deadline
@@ -31,9 +32,12 @@ class Variant:
     has_apart: bool = True
     has_copies: bool = True
     has_moves: bool = True
+    has_proactive: bool = True
     has_light_apart: bool = True
     has_guests: bool = True
     has_spread: bool = True
+    has_masters: bool = True
+    has_memory: bool = True
     is_fixed: bool = False
 
 
@@ -43,8 +47,8 @@ class PlanDraft:
 
     Admission gives `prefills`, most urgent first. Of late ones, some are `paused_late` while others have
     enough work. `decodes` are those not in flight that may take steps, in leases of up to `lease_steps`
-    steps. `prompt_ids` are the instances that compute prompts: all, whose steps then have decodes too, or
-    those apart from decodes.
+    steps. `long` are others, with too long a context for one instance. `prompt_ids` are the instances that
+    compute prompts: all, whose steps then have decodes too, or those apart from decodes.
     """
 
     view: PlanningView
@@ -55,6 +59,7 @@ class PlanDraft:
     prefills: tuple[PrefillCandidate, ...] = ()
     paused_late: tuple[PrefillCandidate, ...] = ()
     decodes: tuple[RequestView, ...] = ()
+    long: tuple[RequestView, ...] = ()
     lease_steps: int = 0
     prompt_ids: tuple[InstanceId, ...] = ()
     batches: tuple[BatchPlan, ...] = ()

@@ -8,11 +8,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 
-from loong.core.cost.work import WorkCount
-from loong.core.instance import ESPGroup
 from loong.core.placement import InstanceId, Placement, striped
 from loong.core.request import RequestId, RequestView
 from loong.core.snapshot import RunningBatch
+from loong.scheduler.common.leases import decode_seconds
 from loong.scheduler.esp.draft import PlanDraft
 
 
@@ -39,15 +38,13 @@ class Homes:
 
     def seconds_at(self, home: Mapping[RequestId, InstanceId]) -> Mapping[InstanceId, float]:
         """Return the seconds of a step of each home that has decodes."""
-        counts = dict[InstanceId, WorkCount]()
+        placements = dict[InstanceId, list[Placement]]()
         for view in self.views:
             instance_id = home[view.request_id]
-            if instance_id not in counts:
-                counts[instance_id] = WorkCount((instance_id,), is_lease=True)
             placement = moved_to(instance_id, view) if view.is_migrating else view.placement
-            counts[instance_id].add_decode(instance_id, placement)
-        step_time = self.draft.cost_model.step_time
-        return {i: step_time(count.step(ESPGroup((i,)), is_first=False)) for i, count in counts.items()}
+            placements.setdefault(instance_id, []).append(placement)
+        cost_model = self.draft.cost_model
+        return {i: decode_seconds((i,), its, cost_model) for i, its in placements.items()}
 
     def num_spare(self, instance_ids: Iterable[InstanceId], views: Iterable[RequestView] = ()) -> int:
         """Return the slots there, free or in leases for steps to come, that these do not need to end."""

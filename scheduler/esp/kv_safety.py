@@ -92,6 +92,7 @@ def pause_unsafe(draft: PlanDraft) -> PlanDraft:
         return draft
     lengths = view.lengths.adding([prefill.view for prefill in prefills if not prefill.is_begun])
     num_free = sum(view.free.values()) + sum(view.snapshot.leaving.values())
+    num_free += sum(view.snapshot.memory_free.values())  # where KV of decodes can go
     num_demanded = len(decodes) * lease_steps + sum(prefill.num_tokens for prefill in prefills)
     if num_free - num_demanded >= lengths.final.max(initial=0):
         return draft  # the first to end finds room, and so do the others then

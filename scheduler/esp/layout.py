@@ -17,7 +17,7 @@ from loong.scheduler.common.slo_targets import tightest_tpot
 from loong.scheduler.esp.decodes import ServedDecodes
 from loong.scheduler.esp.draft import PlanDraft
 from loong.scheduler.esp.prompt_order import PrefillCandidate, prefill_work
-from loong.scheduler.esp.step_time import longest_step
+from loong.scheduler.esp.step_time import longest_step, step_seconds
 from loong.scheduler.tuning import PLANNED_TPOT_SHARE
 
 
@@ -26,7 +26,7 @@ def instances_for_prompts(draft: PlanDraft, decodes: ServedDecodes) -> tuple[Ins
     everywhere = draft.everywhere
     if len(everywhere) < 2 or not (draft.variant.has_apart and serves_others(draft.snapshot)):
         return everywhere
-    if not decodes.have_room:
+    if not decodes.have_room or (draft.variant.has_proactive and _is_lone_and_short(draft)):
         return everywhere
     decode_ids = decodes.busy_ids.union(decodes.instance_ids)
     prompt_ids = tuple(i for i in everywhere if i not in decode_ids)
@@ -61,6 +61,16 @@ def _is_sooner_apart(draft: PlanDraft, decodes: ServedDecodes, apart: float, tog
     num_steps = work / together / step
     num_tokens = sum(min(num_steps, view.num_remaining_tokens) for view in decodes.all_views)
     return num_tokens * (step - decodes.step_seconds) > num_waited * (1 / apart - 1 / together)
+
+
+def _is_lone_and_short(draft: PlanDraft) -> bool:
+    """Return whether there is one request, all of whose prompt a step of all instances computes."""
+    live = [view for view in draft.snapshot.request.values() if not view.has_ended]
+    if len(live) > 1 or not draft.prefills:
+        return False
+    (prefill,), dop = draft.prefills, len(draft.everywhere)
+    has_room = prefill.num_tokens <= dop * draft.config.max_num_batched_tokens
+    return has_room and not prefill.is_begun and prefill.work <= dop * step_seconds(draft)
 
 
 def _is_prompt_in_flight(draft: PlanDraft, decodes: ServedDecodes) -> bool:

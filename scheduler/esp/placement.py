@@ -6,17 +6,18 @@ the request waits for the move once, and the instance reads more in every step.
 """
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
+from typing import NamedTuple
 
 from loong.core.cost.work import WorkCount
 from loong.core.decision import Decision, DecisionKind
 from loong.core.instance import ESPGroup
 from loong.core.placement import InstanceId, tokens_by_instance
 from loong.core.plan import KVMigration
-from loong.core.request import RequestView
+from loong.core.request import RequestId, RequestView
 from loong.scheduler.common.planning_view import make_planning_view
 from loong.scheduler.common.slo_targets import target_tpot, tightest_tpot
 from loong.scheduler.esp.decodes import ServedDecodes
@@ -27,18 +28,30 @@ from loong.scheduler.tuning import PLANNED_TPOT_SHARE
 MOVED = "its prompt is computed, and reading its KV where it decodes costs less than serving it"
 
 
+class Coming(NamedTuple):
+    """A request that decodes soon, with its KV as it will be then.
+
+    Its moves slow the chunk that computes it, by these seconds. It does not wait for them.
+    """
+
+    view: RequestView
+    slowed: float
+
+
 @dataclass(frozen=True)
 class Placements:
-    """The choice of a place for KV of decodes that are not in flight, oldest first."""
+    """The choice of a place for KV of requests that are `coming`, or of decodes that are not in flight."""
 
     draft: PlanDraft
     decodes: ServedDecodes
     destination_id: InstanceId
+    coming: Sequence[Coming] = ()
 
     @cached_property
     def moved(self) -> list[RequestView]:
-        """The requests whose KV is to move to the destination."""
-        candidates = [view for view in self.decodes.resting if self._may_move(view)]
+        """The requests whose KV is to move to the destination, in their order."""
+        views = [coming.view for coming in self.coming] or self.decodes.resting
+        candidates = [view for view in views if self._may_move(view)]
         if not candidates:
             return []
         moved, num_spare, served = list[RequestView](), self._num_spare, self._count_of(self._views)
@@ -67,12 +80,20 @@ class Placements:
 
     def _may_move(self, view: RequestView) -> bool:
         """Return whether a request of this home has KV elsewhere, of all tokens, and no siblings."""
-        is_home = self.decodes.home[view.request_id] == self.destination_id
+        is_coming = view.request_id in self._slowed
+        is_home = is_coming or self.decodes.home[view.request_id] == self.destination_id
+        if not self.draft.snapshot.pools.keys() >= set(view.placement.instance_ids):
+            return False  # what went to memory instances stays there
         return is_home and self._num_elsewhere(view) > 0 and not (view.num_siblings or view.has_holes)
 
-    @property
+    @cached_property
     def _views(self) -> Sequence[RequestView]:
-        return self.decodes.views_at[self.destination_id]
+        return (*self.decodes.views_at[self.destination_id], *[coming.view for coming in self.coming])
+
+    @cached_property
+    def _slowed(self) -> Mapping[RequestId, float]:
+        """The seconds by which the move of each request that is coming slows a chunk."""
+        return {coming.view.request_id: coming.slowed for coming in self.coming}
 
     def _num_elsewhere(self, view: RequestView) -> int:
         held = view.placement.tokens_by_instance()
@@ -97,8 +118,10 @@ class Placements:
 
     def _moving_cost(self, view: RequestView) -> float:
         """Return the seconds that a request waits for a move, and chunks for the copying."""
-        slowed = self._num_slowed * self.draft.cost_model.copying_time(self._num_elsewhere(view))
-        return self._move_seconds(view) + slowed
+        if view.request_id in self._slowed:
+            return (1 + self._num_slowed) * self._slowed[view.request_id]
+        copying = self.draft.cost_model.copying_time(self._num_elsewhere(view))
+        return self._move_seconds(view) + self._num_slowed * copying
 
     def _serving_cost(self, view: RequestView) -> float:
         """Return the seconds that chunks wait for the reads of all steps to come."""
@@ -137,13 +160,16 @@ class Placements:
         return self.draft.cost_model.step_time(work)
 
     def _move_seconds(self, view: RequestView) -> float:
+        if view.request_id in self._slowed:
+            return 0.0
         source_id = next(i for i in view.placement.instance_ids if i != self.destination_id)
         return self.draft.cost_model.migration_time(self._num_elsewhere(view), source_id, self.destination_id)
 
     @cached_property
     def _num_slowed(self) -> int:
-        """The instances whose chunks wait for the slowest of them: none if no prompt is there."""
-        is_any = self.draft.prefills or len(self.decodes.leases) < len(self.draft.snapshot.batches)
+        """The instances whose chunks wait for the slowest of them: none if no prompt will be there."""
+        is_any = len(self.decodes.leases) < len(self.draft.snapshot.batches)
+        is_any |= any(prefill.view.request_id not in self._slowed for prefill in self.draft.prefills)
         return len(self.draft.prompt_ids) if is_any else 0
 
     def _count_of(self, views: Iterable[RequestView]) -> WorkCount:

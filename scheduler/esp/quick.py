@@ -51,11 +51,15 @@ class QuickPrompts:
 
     @cached_property
     def instance_id(self) -> InstanceId:
-        """The instance whose decodes pause: that of a guest, or one that is idle or has most room."""
+        """The instance whose decodes pause: that of a guest, else an idle one, with the quickest decodes."""
         if self._begun is not None:
             return self._begun.view.placement.instance_ids[0]
-        free, idle_ids = self.draft.view.free, self.draft.idle_ids
-        return max(self.decodes.instance_ids, key=lambda i: (i in idle_ids, free[i], i))
+        free, idle_ids, leased_ids = self.draft.view.free, self.draft.idle_ids, self.decodes.busy_ids
+        seconds = self.decodes.seconds_at
+        return max(
+            self.decodes.instance_ids,
+            key=lambda i: (i in idle_ids, i in leased_ids, -seconds.get(i, 0.0), free[i], i),
+        )
 
     @cached_property
     def guest(self) -> PrefillCandidate | None:

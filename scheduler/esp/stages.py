@@ -16,6 +16,7 @@ from loong.scheduler.esp.batching import BatchBuilder
 from loong.scheduler.esp.draft import PlanDraft, Variant
 from loong.scheduler.esp.kv_safety import pause_unsafe
 from loong.scheduler.esp.late_prompts import pause_late
+from loong.scheduler.esp.long_contexts import scale_up
 from loong.scheduler.esp.prompt_order import Ordering
 from loong.scheduler.esp.reasons import explain, reason_to_preempt, reasons_while_busy
 from loong.scheduler.esp.step_time import step_seconds
@@ -35,7 +36,7 @@ def plan_part(
 def plan_admitted(draft: PlanDraft, admission: Admission) -> IterationPlan:
     """Take a new draft with the prompts that are admitted through all stages, and return its plan."""
     draft = replace(draft, prefills=admission.prefills, decisions=admission.decisions)
-    for stage in (pause_unsafe, pause_late, build, relieve, explain):
+    for stage in (pause_unsafe, pause_late, scale_up, build, relieve, explain):
         draft = stage(draft)
     return draft.plan()
 
@@ -63,8 +64,10 @@ def relieve(draft: PlanDraft) -> PlanDraft:
     batch = batch_of_all(draft, BatchBuilder(draft, step_seconds(draft)), draft.everywhere)
     if batch is not None:
         return replace(draft, batches=(batch,))
-    full = draft.view.free.keys()
-    holders = [v for v in draft.snapshot.running if v.is_plannable and full >= set(v.placement.instance_ids)]
+    serving = draft.view.free.keys() | draft.snapshot.memory_free.keys()
+    holders = [
+        v for v in draft.snapshot.running if v.is_plannable and serving >= set(v.placement.instance_ids)
+    ]
     if len(holders) < 2:
         return draft  # one alone has room
     latest = max(holders, key=arrival_order)

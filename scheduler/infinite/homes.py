@@ -6,21 +6,15 @@ KV on other instances is lent room. It stays there until the request ends or the
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
 from operator import attrgetter
-from typing import TypeAlias
 
-from loong.core.placement import InstanceId, KVSegment, OwnerId, tokens_by_instance
+from loong.core.placement import InstanceId, tokens_by_instance
 from loong.core.plan import BatchPlan
-from loong.core.positions import cut
 from loong.core.request import RequestId, RequestView
 from loong.core.snapshot import RunningBatch, Snapshot
 from loong.scheduler.baselines.fixed_groups import FixedGroup
 from loong.scheduler.common.leases import arrival_order
 from loong.scheduler.common.planning_view import PlanningView
-
-Share: TypeAlias = tuple[InstanceId, int]
-"""A number of tokens of KV on an instance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,22 +128,6 @@ def homes_of(found: PlanningView) -> dict[InstanceId, Home]:
 def num_unpromised(homes: Iterable[Home]) -> int:
     """Return the slots of all homes that no request needs, those that are spread included."""
     return sum(home.group.num_unpromised - home.num_open for home in homes)
-
-
-def filled(num_tokens: int, rooms: Mapping[InstanceId, int]) -> Iterator[Share]:
-    """Yield the instances that take `num_tokens`, or as many as have room, one filled after the other."""
-    for instance_id, num_room in rooms.items():
-        if num_taken := min(num_room, num_tokens):
-            yield instance_id, num_taken
-        num_tokens -= num_taken
-
-
-def dealt_out(owner_id: OwnerId, ranges: Sequence[range], shares: Sequence[Share]) -> Iterator[KVSegment]:
-    """Yield the segments of the lowest positions of ascending `ranges`, for each share in turn."""
-    bounds = accumulate((num_tokens for _, num_tokens in shares), initial=0)
-    for (instance_id, _), pieces in zip(shares, cut(ranges, bounds), strict=True):
-        for positions in pieces:
-            yield KVSegment(owner_id, positions, instance_id)
 
 
 def _holdings(snapshot: Snapshot, full: Mapping[InstanceId, int]) -> Iterator[Holding]:

@@ -6,7 +6,6 @@ is slower by what it serves. Both are predicted, and KV moves only if the two pr
 
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import TypeAlias
 
 from loong.core.cost.cost_model import CostModel
@@ -16,16 +15,29 @@ from loong.core.placement import InstanceId, KVSegment, Placement
 from loong.core.plan import KVMigration
 from loong.core.positions import first_of
 from loong.core.request import RequestId, RequestView
+from loong.scheduler.common.moving_kv import is_movable, moved
+from loong.scheduler.common.shares import filled
 from loong.scheduler.infinite.admission import Refused
-from loong.scheduler.infinite.homes import Home, dealt_out, filled, num_unpromised
+from loong.scheduler.infinite.homes import Home, num_unpromised
 from loong.scheduler.tuning import LENT_BLOCK
 
-Moves: TypeAlias = tuple[KVMigration, ...]
+LENT = "{} tokens of its KV move from instance {} to {}, so that a request that waits finds room"
+
+
+@dataclass(frozen=True, slots=True)
+class Loan:
+    """KV that moves to a creditor, or away from it, and the reason."""
+
+    migration: KVMigration
+    reason: str
+
+
+Loans: TypeAlias = Sequence[Loan]
 
 
 @dataclass(slots=True)
 class Lending:
-    """Chooses the KV that moves. `refused` are the requests that wait for room.
+    """The homes that lend and borrow. `waiting` requests have no home; `refused` ones lack room at one.
 
     KV that a batch makes, which is `ending`, cannot move yet.
     """
@@ -33,24 +45,39 @@ class Lending:
     homes: Mapping[InstanceId, Home]
     cost_model: CostModel
     refused: Refused
+    waiting: Sequence[RequestView]
     ending_ids: Set[RequestId]
 
-    def moves(self) -> Moves:
-        """Return moves that make room for the first request that waits.
+    @property
+    def is_moving(self) -> bool:
+        """Return whether a round of moves has not ended. Then no other begins."""
+        return any(h.view.is_migrating for home in self.homes.values() for h in home.residents)
 
-        One round of moves ends before the next begins.
+    @property
+    def debtor(self) -> Home | None:
+        """Return the home at which the first request that waits lacks room, and is to find it.
+
+        None while what requests that are spread need comes first.
         """
-        home = self.refused.home
-        residents = [h.view for other in self.homes.values() for h in other.residents]
-        if home is None or any(view.is_migrating for view in residents):
-            return ()
-        view = self.refused.views[0]
+        if self.refused.home is None:
+            return None
         is_any_spread = any(other.num_open for other in self.homes.values())
-        if is_any_spread and num_unpromised(self.homes.values()) < view.num_final_tokens:
-            return ()
-        return self._reclaim(home, view) if home.hosted else self._borrow(home, view)
+        num_needed = self.refused.views[0].num_final_tokens
+        if is_any_spread and num_unpromised(self.homes.values()) < num_needed:
+            return None
+        return self.refused.home
 
-    def _reclaim(self, creditor: Home, view: RequestView) -> Moves:
+    def creditors(self) -> Iterator[Home]:
+        """Yield those that may lend, which are no debtors. Least memory in use comes first."""
+        for home in sorted(self.homes.values(), key=lambda home: (home.num_in_use, home.instance_id)):
+            if home is not self.refused.home and not home.is_lent_room:
+                yield home
+
+    def is_movable(self, view: RequestView) -> bool:
+        """Return whether KV of a request can be copied while its batch runs, so that it does not wait."""
+        return is_movable(view, self.ending_ids) and not view.borrowed
+
+    def reclaim(self, creditor: Home, view: RequestView) -> Sequence[KVMigration]:
         """Return moves of KV that a creditor keeps for others, to their homes or to other creditors.
 
         Nothing moves if that would not make enough room.
@@ -58,51 +85,43 @@ class Lending:
         num_lacking, moves = view.num_final_tokens - creditor.group.num_unpromised, list[KVMigration]()
         rooms = {i: home.num_room for i, home in self.homes.items() if home is not creditor}
         for holding in sorted(creditor.hosted, key=lambda h: -h.held[creditor.instance_id]):
-            if not self._is_movable(holding.view):
+            if not self.is_movable(holding.view):
                 continue
-            ranges = sorted(holding.view.placement.on(creditor.instance_id), key=attrgetter("start"))
-            others = [home.instance_id for home in self._creditors()]
+            others = [home.instance_id for home in self.creditors()]
             preferred = dict.fromkeys((holding.home_id, *others))
-            shares = list(
-                filled(
-                    min(num_lacking, sum(map(len, ranges))), {i: rooms[i] for i in preferred if i in rooms}
-                )
-            )
-            for segment in dealt_out(holding.view.request_id, ranges, shares):
-                source = segment._replace(instance_id=creditor.instance_id)
-                moves.append(KVMigration(source, segment.instance_id))
+            num_held = holding.view.placement.tokens_by_instance().get(creditor.instance_id, 0)
+            shares = list(filled(min(num_lacking, num_held), {i: rooms[i] for i in preferred if i in rooms}))
+            moves += moved(holding.view, creditor.instance_id, shares)
             for instance_id, num_tokens in shares:
                 rooms[instance_id] -= num_tokens
                 num_lacking -= num_tokens
         return tuple(moves) if num_lacking <= 0 else ()
 
-    def _borrow(self, debtor: Home, view: RequestView) -> Moves:
+    def borrow(self, debtor: Home, view: RequestView) -> Sequence[KVMigration]:
         """Return moves of the oldest KV of its longest requests, as long as each gains.
 
         Nothing moves if that would not make enough room.
         """
         loan = _Loan(debtor, self.cost_model, self.refused.views)
-        creditors = list(self._creditors())
+        creditors = list(self.creditors())
         rooms = {home.instance_id: home.num_room for home in creditors}
         local = {h.view.request_id: h.held[debtor.instance_id] for h in debtor.residents}
         for longest in sorted(debtor.decodes, key=lambda v: -local[v.request_id]):
-            for creditor in creditors if self._is_movable(longest) else ():
+            for creditor in creditors if self.is_movable(longest) else ():
                 if loan.num_room >= view.num_final_tokens:
                     return tuple(loan.moves)
                 rooms[creditor.instance_id] -= loan.take(longest, creditor, rooms[creditor.instance_id])
         return tuple(loan.moves) if loan.num_room >= view.num_final_tokens else ()
 
-    def _creditors(self) -> Iterator[Home]:
-        """Yield those that may lend, which are no debtors. Least memory in use comes first."""
-        for home in sorted(self.homes.values(), key=lambda home: (home.num_in_use, home.instance_id)):
-            if home is not self.refused.home and not home.is_lent_room:
-                yield home
 
-    def _is_movable(self, view: RequestView) -> bool:
-        """Return whether KV of a request can be copied while its batch runs, so that it does not wait."""
-        if view.batch_id is None or view.request_id in self.ending_ids:
-            return False
-        return view.is_copyable and not (view.borrowed or view.num_siblings)
+def make_room(lending: Lending) -> Loans:
+    """Return moves that make room for the first request that waits: the rule of `infinite`."""
+    home = lending.debtor
+    if home is None or lending.is_moving:
+        return ()
+    view = lending.refused.views[0]
+    moves = lending.reclaim(home, view) if home.hosted else lending.borrow(home, view)
+    return [Loan(move, LENT.format(len(move.segment.positions), *move.link)) for move in moves]
 
 
 class _Loan:
@@ -122,7 +141,7 @@ class _Loan:
         options = {num_tokens for num_tokens in (most, *self._thresholds()) if 0 < num_tokens <= most}
         chosen: tuple[float, int, Placement, list[KVSegment]] = (self._rate(creditor, 0), 0, segments, [])
         for num_tokens in sorted(options):
-            moving = list(_oldest(view, ranges, self._debtor.instance_id, num_tokens))
+            moving = list(oldest(view, ranges, self._debtor.instance_id, num_tokens))
             placement = segments
             for segment in moving:
                 placement = placement.moving(segment, creditor_id)
@@ -177,8 +196,9 @@ def _step(home: Home, placements: Sequence[Placement]) -> StepWork:
     return count.step(ESPGroup((home.instance_id,)), is_first=False)
 
 
-def _oldest(
+def oldest(
     view: RequestView, ranges: Sequence[range], instance_id: InstanceId, num_tokens: int
 ) -> Iterator[KVSegment]:
+    """Yield the segments of the lowest `num_tokens` positions of `ranges`, which are on an instance."""
     for positions in first_of(ranges, num_tokens):
         yield KVSegment(view.request_id, positions, instance_id)

@@ -1,32 +1,48 @@
-"""Instances that plan alone, and lend each other room for KV: the policy `infinite` (Infinite-LLM).
+"""Instances that plan alone, and lend each other room for KV: `infinite`, `infinite-paper` and `distkv`.
 
 Each instance computes the requests at home there. KV that others keep for it is attended where it is. A
 prompt that is longer than an instance's room is computed at its home, and its oldest KV is pushed to others.
+The three differ in their rule: the KV that moves.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TypeAlias
 
 from loong.core.cost.cost_model import CostModel
 from loong.core.decision import Decision, DecisionKind
 from loong.core.placement import InstanceId
-from loong.core.plan import BatchPlan, IterationPlan, KVMigration, LeaseEnd, Preemption
+from loong.core.plan import BatchPlan, IterationPlan, LeaseEnd, Preemption
 from loong.core.request import RequestView
 from loong.core.snapshot import Snapshot
-from loong.scheduler.common.leases import arrival_order, lease_ends
+from loong.scheduler.common.leases import arrival_order, first_ends, lease_ends
 from loong.scheduler.common.planning_view import make_planning_view
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.infinite.admission import admit
 from loong.scheduler.infinite.homes import Home, homes_of
-from loong.scheduler.infinite.lending import Lending
+from loong.scheduler.infinite.lending import Lending, Loans, make_room
+from loong.scheduler.infinite.pace import paced
 from loong.scheduler.infinite.steps import lease, prompt_step, use
 
-LENT = "{} tokens of its KV move from instance {} to {}, so that a request that waits finds room"
 NO_ROOM = "the instances that are left have too little room for all, and it came last"
 
 
-def plan_infinite(snapshot: Snapshot, cost_model: CostModel, config: PolicyConfig) -> IterationPlan:
-    """Plan every idle instance: a step with prompts if it has any, else a lease. Then lend room."""
+Rule: TypeAlias = Callable[[Lending], Loans]
+"""Returns the KV that moves."""
+
+
+def plan_infinite(
+    snapshot: Snapshot,
+    cost_model: CostModel,
+    config: PolicyConfig,
+    *,
+    rule: Rule = make_room,
+    is_paced: bool = False,
+) -> IterationPlan:
+    """Plan every idle instance: a step with prompts if it has any, else a lease. Then lend room.
+
+    Paced moves go on under the steps of a lease, which ends once they are due.
+    """
     found = make_planning_view(snapshot)
     homes, max_tokens = homes_of(found), config.max_num_batched_tokens
     refused = admit(found.waiting, homes, max_tokens)
@@ -35,7 +51,7 @@ def plan_infinite(snapshot: Snapshot, cost_model: CostModel, config: PolicyConfi
     served = Counter[InstanceId]()  # leases of this plan
     for home in homes.values():
         if home.group.batches:
-            ends += _lease_ends(home, snapshot)
+            ends += _lease_ends(home, snapshot, is_paced)
             continue
         batch = prompt_step(home, homes, cost_model, max_tokens)
         batch = batch or lease(home, snapshot, served, cost_model, config.lease_steps)
@@ -44,14 +60,19 @@ def plan_infinite(snapshot: Snapshot, cost_model: CostModel, config: PolicyConfi
             if batch.num_steps > 1:
                 served.update(_holder_ids(batch, snapshot))
             batches.append(batch)
-    moves = Lending(homes, cost_model, refused, snapshot.ending_ids).moves()
-    victims = () if batches or moves or snapshot.is_anything_in_flight else _latest(homes)
+    joining = {view.request_id for home in homes.values() for view in (*home.group.joining, *home.spread)}
+    waiting = [view for view in found.waiting if view.request_id not in joining]
+    loans = rule(Lending(homes, cost_model, refused, waiting, snapshot.ending_ids))
+    if is_paced and loans:
+        loans, due = paced(loans, snapshot)
+        ends = list(first_ends((*ends, *due)))
+    victims = () if batches or loans or snapshot.is_anything_in_flight else _latest(homes)
     return IterationPlan(
         batches=tuple(batches),
-        migrations=moves,
+        migrations=tuple(loan.migration for loan in loans),
         preemptions=tuple(Preemption(view.request_id) for view in victims),
         lease_ends=tuple(ends),
-        decisions=tuple(_decisions(moves, victims)),
+        decisions=tuple(_decisions(loans, victims)),
     )
 
 
@@ -65,8 +86,11 @@ def _find_room(homes: Sequence[Home]) -> None:
             roomiest.spread.append(home.spread.pop(0))
 
 
-def _lease_ends(home: Home, snapshot: Snapshot) -> Sequence[LeaseEnd]:
-    """Return the end of a lease if a prompt has slots after it, or KV has moved and is freed by it."""
+def _lease_ends(home: Home, snapshot: Snapshot, is_paced: bool) -> Sequence[LeaseEnd]:
+    """Return the end of a lease if a prompt has slots after it, or KV has moved and is freed by it.
+
+    Where moves are paced it has its end already, unless it is about to be extended.
+    """
     num_free = home.num_free_at_boundary
     spread_ids = {view.request_id for view in home.spread}
     has_prompt = any(
@@ -75,6 +99,8 @@ def _lease_ends(home: Home, snapshot: Snapshot) -> Sequence[LeaseEnd]:
     moving_ids = {migration.segment.owner_id for migration in snapshot.migrations}
     in_flight = (h.view for h in home.residents if h.view.batch_id is not None)
     has_moved = any(view.is_migrating and view.request_id not in moving_ids for view in in_flight)
+    if is_paced:
+        has_moved = has_moved and any(batch.is_ending for batch in home.group.batches)
     return lease_ends(home.group.batches) if has_prompt or has_moved else ()
 
 
@@ -90,10 +116,8 @@ def _latest(homes: Mapping[InstanceId, Home]) -> Sequence[RequestView]:
     return [max(holders, key=arrival_order)]
 
 
-def _decisions(moves: Sequence[KVMigration], victims: Sequence[RequestView]) -> Iterator[Decision]:
-    for move in moves:
-        owner_id, positions, source_id = move.segment
-        reason = LENT.format(len(positions), source_id, move.destination_id)
-        yield Decision(DecisionKind.MIGRATE, (owner_id,), reason)
+def _decisions(loans: Loans, victims: Sequence[RequestView]) -> Iterator[Decision]:
+    for loan in loans:
+        yield Decision(DecisionKind.LEND, (loan.migration.segment.owner_id,), loan.reason)
     for view in victims:
         yield Decision(DecisionKind.PREEMPT, (view.request_id,), NO_ROOM)

@@ -9,8 +9,9 @@ from loong.core.request import RequestView
 from loong.core.snapshot import Snapshot
 from loong.scheduler.common.leases import plan_lease, timed_batch
 from loong.scheduler.common.service import leased
+from loong.scheduler.common.shares import dealt_out, filled
 from loong.scheduler.common.striping import RequestPart, next_positions, whole_part
-from loong.scheduler.infinite.homes import Home, dealt_out, filled
+from loong.scheduler.infinite.homes import Home
 
 
 def prompt_step(

@@ -5,12 +5,21 @@ from dataclasses import replace
 
 import pytest
 import torch
-from attention_steps import EVERYONE, NUM_INSTANCES, GivenStep, given_steps
-from attention_world import TOLERANCE, AttentionWorld, Heads, Outcome, Tokens, attention_world
+from attention_steps import EVERYONE, NUM_INSTANCES, GivenStep, given_steps, sharing_steps
+from attention_world import (
+    TOLERANCE,
+    AttentionWorld,
+    Heads,
+    Outcome,
+    Tokens,
+    attention_world,
+    pool_with_history,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
 from loong.core.instance import ESPGroup
+from loong.core.kv_layout import KVLayout, row_of_heads
 from loong.core.placement import KVSegment, Placement
 from loong.core.plan import BatchPlan, QueryBlock, Transfer
 
@@ -36,6 +45,26 @@ def test_any_split_over_members_and_holders_equals_attention_over_all_kv(
 ) -> None:
     tokens = Tokens.of(step, heads, seed)
     assert_same(world.run(step, tokens), Outcome(tokens.expected(step), {}))
+
+
+@given(given_steps(), HEADS, SEEDS, st.integers(1, 12))
+def test_a_layer_with_a_window_attends_the_last_positions_wherever_they_are(
+    world: AttentionWorld, step: GivenStep, heads: Heads, seed: int, window: int
+) -> None:
+    tokens = Tokens.of(step, heads, seed)
+    layout = KVLayout(1, row_of_heads(heads.num_kv_heads, heads.head_dim), "float32", (window,))
+    pools = {i: pool_with_history(step, i, tokens, layout) for i in step.instance_ids}
+    assert_same(world.run(step, tokens, pools), Outcome(tokens.expected(step, window), {}))
+
+
+@given(sharing_steps(), HEADS, SEEDS, st.none() | st.integers(1, 12))
+def test_what_requests_share_is_attended_as_if_each_had_it_alone(
+    world: AttentionWorld, step: GivenStep, heads: Heads, seed: int, window: int | None
+) -> None:
+    tokens = Tokens.of(step, heads, seed)
+    layout = KVLayout(1, row_of_heads(heads.num_kv_heads, heads.head_dim), "float32", (window,))
+    pools = {i: pool_with_history(step, i, tokens, layout) for i in step.instance_ids}
+    assert_same(world.run(step, tokens, pools), Outcome(tokens.expected(step, window), {}))
 
 
 @given(given_steps(), SEEDS)

@@ -15,13 +15,14 @@ stripes = st.builds(
 blocks = stripes.filter(bool).map(lambda positions: QueryBlock("a", positions, 0, Transfer.KV))
 
 
-def pairs(task: AttendTask) -> set[tuple[int, int]]:
+def pairs(task: AttendTask, window: int | None = None) -> set[tuple[int, int]]:
     """Return the query rows and key rows of a task that meet."""
     return {
         (task.query_row + i, task.key_row + j)
         for i in range(task.num_queries)
         for j in range(task.num_keys)
-        if task.first_key + j * task.key_step <= task.first_query + i * task.query_step
+        for distance in (task.first_query + i * task.query_step - task.first_key - j * task.key_step,)
+        if distance >= 0 and (window is None or distance < window)
     }
 
 
@@ -37,6 +38,21 @@ def test_the_tasks_of_a_block_meet_every_key_up_to_each_query_once(
         for j, key in enumerate(keys)
         if key <= query
     ]
+
+
+@given(blocks, st.lists(stripes, max_size=4), st.integers(1, 30))
+def test_with_a_window_they_meet_the_last_keys_and_have_none_before_the_first_querys(
+    block: QueryBlock, kv: list[range], window: int
+) -> None:
+    keys = [position for positions in kv for position in positions]
+    tasks = tasks_of(block, 10, 50, kv, window)
+    assert sorted(pair for task in tasks for pair in pairs(task, window)) == [
+        (10 + i, 50 + j)
+        for i, query in enumerate(block.positions)
+        for j, key in enumerate(keys)
+        if query - window < key <= query
+    ]
+    assert all(task.first_key > block.positions[0] - window for task in tasks)
 
 
 @given(st.lists(st.tuples(blocks, st.lists(stripes, max_size=4)), max_size=4))

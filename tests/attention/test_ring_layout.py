@@ -3,17 +3,21 @@
 from collections import Counter
 
 import pytest
-from attention_steps import EVERYONE, GivenStep, given_steps
+from attention_steps import EVERYONE, GivenStep, given_steps, sharing_steps
 from hypothesis import given
 from hypothesis import strategies as st
 
 from loong.attention.attention_step import AttentionStep
-from loong.attention.ring import RingLayout, kept_rows, num_rows_of, own_rows, parts_of, ring_layout
+from loong.attention.ring import RingLayout, kept_rows, own_rows, ring_layout
+from loong.attention.ring_kv import RingKV
 from loong.core.plan import Transfer
 from loong.kernels.attend_task import AttendTask
 from loong.model.device import CpuDevice
 
-KV_STEPS = given_steps((Transfer.KV,))
+STEPS = given_steps() | sharing_steps()
+KV_STEPS = given_steps((Transfer.KV,)) | sharing_steps((Transfer.KV,))
+
+Row = dict[str, int]  # the position of its token in each request that reads it
 
 
 def layouts_of(step: GivenStep) -> dict[int, tuple[AttentionStep, RingLayout]]:
@@ -27,19 +31,27 @@ def layouts_of(step: GivenStep) -> dict[int, tuple[AttentionStep, RingLayout]]:
     return found
 
 
-def tokens_in_block(own: AttentionStep, source_id: int) -> list[tuple[str, int]]:
+def tokens_in_block(own: AttentionStep, source_id: int) -> list[Row]:
     """Return the token of each row of an instance's block."""
-    return [
-        (request_id, position)
-        for request_id in parts_of(own, source_id)
-        for kv in own.kv_on(source_id, request_id)
-        for position in kv
-    ]
+    sent = RingKV.of(own, source_id)
+    rows: list[Row] = [{} for _ in range(sent.num_rows)]
+    for request_id in own.requests(Transfer.KV):
+        for row, kv in sent.pieces(request_id):
+            positions = [position for part in kv for position in part]
+            for number, position in enumerate(positions, start=row):
+                rows[number][request_id] = position
+    return rows
+
+
+def num_rows_of(own: AttentionStep, source_id: int) -> int:
+    return RingKV.of(own, source_id).num_rows
 
 
 def tasks_in(layout: RingLayout, ring_step: int) -> list[AttendTask]:
     return [
-        AttendTask(*line) for table in layout.blocks[ring_step].tables for line in table.turns[0].tolist()
+        AttendTask(*line)
+        for table in layout.blocks[ring_step].tables[None]
+        for line in table.turns[0].tolist()
     ]
 
 
@@ -67,44 +79,49 @@ def test_a_block_that_leaves_is_the_one_that_the_next_member_expects(step: Given
 @given(KV_STEPS)
 def test_all_blocks_together_have_all_kv_once(step: GivenStep) -> None:
     own = step.on(step.batch.group.leader_id)
-    tokens = [
-        token for source_id in step.batch.group.instance_ids for token in tokens_in_block(own, source_id)
-    ]
+    rows = [row for source_id in step.batch.group.instance_ids for row in tokens_in_block(own, source_id)]
+    tokens = [token for row in rows for token in row.items()]
     assert sorted(tokens) == sorted((r, p) for r, known in step.known.items() for p in known)
+    places = {
+        (s.owner_id, p, s.instance_id) for r in step.placements.values() for s in r.shared for p in s[1]
+    }
+    num_shared = sum(len(s.positions) for r in step.placements.values() for s in r.shared)
+    assert len(rows) == len(tokens) - num_shared + len(places)
 
 
-@given(given_steps())
+@given(STEPS)
 def test_history_and_new_kv_are_the_rows_of_the_own_block_and_what_stays_is_behind(step: GivenStep) -> None:
     for instance_id in step.batch.group.instance_ids:
         own = step.on(instance_id)
-        rows = own_rows(own)
+        rows = own_rows(own, RingKV.of(own, instance_id))
         num_rows, num_stored = num_rows_of(own, instance_id), len(rows.rows_to_store)
         written = sorted([*rows.history_rows.tolist(), *rows.new_rows.tolist()])
         assert written == list(range(num_rows + num_stored))
         assert rows.rows_to_store.tolist() == list(range(num_rows, num_rows + num_stored))
 
 
-@given(given_steps())
+@given(STEPS)
 def test_history_is_copied_from_its_slots(step: GivenStep) -> None:
     for instance_id in step.batch.group.instance_ids:
         own = step.on(instance_id)
-        rows, tokens = own_rows(own), tokens_in_block(own, instance_id)
+        rows = own_rows(own, RingKV.of(own, instance_id))
+        tokens = tokens_in_block(own, instance_id)
         pairs = zip(rows.history_rows.tolist(), rows.history_slots.tolist(), strict=True)
         for row, slot in pairs:
-            request_id, position = tokens[row]
-            assert own.store.slots(request_id, range(position, position + 1)).tolist() == [slot]
+            for request_id, position in tokens[row].items():
+                assert own.store.slots(request_id, range(position, position + 1)).tolist() == [slot]
 
 
-@given(given_steps())
+@given(STEPS)
 def test_new_kv_has_the_row_of_its_token(step: GivenStep) -> None:
     for instance_id in step.batch.group.instance_ids:
         own = step.on(instance_id)
         tokens = tokens_in_block(own, instance_id)
-        new_rows = own_rows(own).new_rows.tolist()
+        new_rows = own_rows(own, RingKV.of(own, instance_id)).new_rows.tolist()
         for block, rows in own.rows.items():
             if block.transfer is Transfer.KV:
                 found = [tokens[row] for row in new_rows[rows]]
-                assert found == [(block.request_id, position) for position in block.positions]
+                assert found == [{block.request_id: position} for position in block.positions]
             else:
                 assert all(row >= len(tokens) for row in new_rows[rows])
 
@@ -124,22 +141,27 @@ def test_each_query_meets_each_key_up_to_it_once_in_a_whole_pass(step: GivenStep
                         )
                         if is_seen:
                             request_id, position = queries[task.query_row + query]
-                            owner_id, key_position = keys[task.key_row + key]
-                            assert owner_id == request_id
-                            met[request_id, position, key_position] += 1
+                            met[request_id, position, keys[task.key_row + key][request_id]] += 1
+            if (table := layout.blocks[ring_step].shared) is not None:
+                for task in [AttendTask(*line) for line in table.tasks.tolist()]:
+                    first = task.query_row % len(table.rows)
+                    for row in table.rows[first : first + task.num_queries].tolist():
+                        for slot in table.slots[task.key_row : task.key_row + task.num_keys].tolist():
+                            request_id, position = queries[row]
+                            met[request_id, position, keys[slot][request_id]] += 1
         assert met == Counter((r, p, key) for r, p in queries for key in step.known[r] if key <= p)
 
 
-@given(given_steps())
+@given(STEPS)
 def test_what_stays_is_kept_by_the_instance_that_is_to_store_it_and_once(step: GivenStep) -> None:
     kept = []
     for instance_id in step.batch.group.instance_ids:
         own = step.on(instance_id)
         for source_id in step.batch.group.instance_ids:
             tokens = tokens_in_block(own, source_id)
-            rows, slots = kept_rows(own, source_id)
+            rows, slots = kept_rows(own, RingKV.of(own, source_id))
             for row, slot in zip(rows.tolist(), slots.tolist(), strict=True):
-                request_id, position = tokens[row]
+                ((request_id, position),) = tokens[row].items()
                 assert own.store.slots(request_id, range(position, position + 1)).tolist() == [slot]
                 kept.append((request_id, position, instance_id))
     travelling = step.on(step.batch.group.leader_id).requests(Transfer.KV)
@@ -151,15 +173,19 @@ def test_what_stays_is_kept_by_the_instance_that_is_to_store_it_and_once(step: G
     )
 
 
-@given(given_steps())
+@given(STEPS)
 def test_no_slot_is_written_twice_in_a_pass(step: GivenStep) -> None:
     for instance_id in step.batch.group.instance_ids:
         own = step.on(instance_id)
-        slots = [slot for i in step.batch.group.instance_ids for slot in kept_rows(own, i)[1].tolist()]
+        slots = [
+            slot
+            for i in step.batch.group.instance_ids
+            for slot in kept_rows(own, RingKV.of(own, i))[1].tolist()
+        ]
         assert len(set(slots)) == len(slots)
 
 
-@given(given_steps())
+@given(STEPS)
 def test_there_is_a_ring_only_where_kv_travels(step: GivenStep) -> None:
     travels = any(block.transfer is Transfer.KV for block in step.batch.queries)
     for instance_id in step.batch.group.instance_ids:
@@ -175,7 +201,7 @@ def test_a_pass_that_is_not_merged_attends_each_query_in_one_call_at_most(step: 
             for task in tasks_in(layout, ring_step)
             for query in range(task.num_queries)
         )
-        assert layout.is_merged or max(calls.values(), default=1) == 1
+        assert layout.is_merged(None) or max(calls.values(), default=1) == 1
 
 
 @pytest.mark.parametrize("dop", range(1, 5))

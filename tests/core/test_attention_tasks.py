@@ -1,6 +1,7 @@
 from collections import defaultdict
 
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from loong.core.attention_tasks import attention_tasks, num_retained_tokens
@@ -9,7 +10,7 @@ from loong.core.placement import KVSegment, Placement, striped
 from loong.core.plan import BatchPlan, QueryBlock, Transfer
 from loong.core.positions import dealt, first_of
 
-laws = settings(max_examples=100)
+laws = examples(25, thorough=400)
 NUM_INSTANCES = 4
 
 
@@ -59,6 +60,18 @@ def test_every_query_meets_every_earlier_position_and_itself_once(
         for block in batch.queries
         for query in block.positions
     }
+
+
+@laws
+@given(steps(), st.integers(1, 24))
+def test_with_a_window_tasks_without_a_key_in_it_are_left_out(
+    step: tuple[BatchPlan, dict[str, Placement]], window: int
+) -> None:
+    all_tasks, tasks = list(attention_tasks(*step)), list(attention_tasks(*step, window))
+    assert [task for task in all_tasks if task in tasks] == tasks
+    for task in all_tasks:
+        pairs = [(q, k) for q in task.block.positions for k in task.segment.positions]
+        assert task in tasks or not any(q - window < k <= q for q, k in pairs)
 
 
 @laws

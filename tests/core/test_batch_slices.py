@@ -1,6 +1,7 @@
 """The batches and migrations that the timeline of `loong.observability.timeline` keeps."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 
 from ended_batches import ended
@@ -112,6 +113,12 @@ def test_a_batch_reports_what_it_prefills() -> None:
 def test_a_migration_is_kept_with_its_outcome() -> None:
     history = history_of((MOVE,), MigrationFinished(1.5, 5, is_committed=False))
     assert history.moves == (KVMove(5, "r", 1, 2, 4, 1.0, 1.5, is_committed=False),)
+
+
+def test_a_copy_is_kept_as_one() -> None:
+    copy = replace(MOVE, migration=replace(MOVE.migration, keeps_source=True))
+    history = history_of((copy,), MigrationFinished(1.5, 5, is_committed=True))
+    assert history.moves == (KVMove(5, "r", 1, 2, 4, 1.0, 1.5, is_committed=True, is_copy=True),)
 
 
 def test_a_migration_whose_end_is_lost_is_never_kept() -> None:

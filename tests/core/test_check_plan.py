@@ -103,8 +103,8 @@ LEAVING_MASTER = replace(
     LEASE, writes=(segment("old", range(9, 13), 1), segment("old", range(13, 17), 0), LEASE.writes[1])
 )
 RETAINED = replace(PREFILL, writes=(segment("new", range(10), 1),))
-WITH_ATTENTION = BatchPlan(
-    ESPGroup((2, 3)), (QueryBlock("new", range(10), 2, Transfer.KV),), (segment("new", range(10), 3),)
+PUSHED_TO_MEMORY = BatchPlan(
+    ESPGroup((2,)), (QueryBlock("new", range(10), 2, Transfer.QUERY),), (segment("new", range(10), 3),)
 )
 
 
@@ -114,7 +114,7 @@ WITH_ATTENTION = BatchPlan(
         IterationPlan(),
         IterationPlan((PREFILL,)),
         IterationPlan((RETAINED,)),
-        IterationPlan((WITH_ATTENTION,)),
+        IterationPlan((PUSHED_TO_MEMORY,)),
         IterationPlan((LEASE,)),
         IterationPlan((striped_chunk("new", range(10), (2,)), LEASE)),
         IterationPlan(migrations=(MOVE, KVMigration(segment("old", range(1, 9, 2), 1), 4))),
@@ -150,6 +150,7 @@ def test_every_range_has_a_position_and_ascends(plan: IterationPlan | BatchPlan,
     [
         ((2, 7), "instance 7, which does not exist"),
         ((2, 4), "instance 4 is a host tier"),
+        ((2, 3), "instance 3 has no weights and runs no batch"),
         ((2, 6), "instance 6 is running batch 9"),
     ],
 )
@@ -172,8 +173,12 @@ def test_a_request_is_named_once_a_plan() -> None:
         IterationPlan((striped_chunk("new", range(5), (2,)), striped_chunk("new", range(5), (1,)))),
         "request new is planned 2 times",
     )
-    refused(IterationPlan((LEASE,), (MOVE,), (Preemption("old"),)), "request old is planned 3 times")
+    refused(IterationPlan((LEASE,), (MOVE,), (Preemption("old"),)), "request old is planned 2 times")
     refused(IterationPlan(preemptions=(Preemption("new"), Preemption("new"))), "new is planned 2 times")
+
+
+def test_kv_of_before_a_batch_may_move_while_the_batch_reads_it() -> None:
+    check_plan(SNAPSHOT, IterationPlan((LEASE,), (MOVE,)))
 
 
 def test_nothing_is_preempted_that_has_no_kv() -> None:
@@ -199,7 +204,6 @@ def test_only_live_requests_at_rest_are_planned() -> None:
         (with_query(PREFILL, 1, transfer=Transfer.QUERY), "new moves both KV and queries"),
         (with_query(PREFILL, 1, master_id=2), "new has two blocks at one master"),
         (with_query(PREFILL, 1, master_id=0), r"master 0 is not in group \(2, 1\)"),
-        (striped_chunk("new", range(10), (2, 3)), "instance 3 has no weights"),
     ],
 )
 def test_queries_are_the_next_positions_each_at_one_master(batch: BatchPlan, message: str) -> None:

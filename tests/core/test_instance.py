@@ -38,9 +38,9 @@ def test_each_ring_step_hands_every_block_to_the_next_instance() -> None:
     assert [group.source_at(instance_id, 1) for instance_id in (3, 1, 4)] == [4, 3, 1]
 
 
-def test_an_instance_is_idle_unless_it_runs_a_batch_or_is_a_host_tier() -> None:
+def test_an_instance_is_idle_unless_it_runs_a_batch_or_has_no_weights() -> None:
     assert ElasticInstance(0, 1, InstanceKind.FULL, 10).is_idle
-    assert ElasticInstance(0, 1, InstanceKind.ATTENTION, 10).is_idle
+    assert not ElasticInstance(0, 1, InstanceKind.ATTENTION, 10).is_idle
     assert not ElasticInstance(0, 1, InstanceKind.FULL, 10, batch_id=1).is_idle
     assert not ElasticInstance(0, 1, InstanceKind.HOST, 10).is_idle
 

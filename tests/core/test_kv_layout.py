@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from loong.core.errors import ConfigError
-from loong.core.kv_layout import ELEMENT_BYTES, KVLayout, row_of_heads
+from loong.core.kv_layout import ELEMENT_BYTES, KVLayout, row_of_fp8_heads, row_of_heads
 
 ROOT = Path(__file__).parents[2]
 INSIDE = re.compile(r"2, K, D|row_of_heads|num_kv_heads")
@@ -24,6 +24,19 @@ def test_bytes_are_those_of_all_elements_and_layers(dtype: str) -> None:
     layout = KVLayout(3, row_of_heads(2, 8), dtype)
     assert layout.row_bytes == 32 * ELEMENT_BYTES[dtype]
     assert layout.bytes_per_token == 3 * layout.row_bytes
+
+
+def test_rows_in_fp8_have_a_byte_a_value_and_a_scale_for_each_key_and_value_of_a_head() -> None:
+    layout = KVLayout(2, row_of_fp8_heads(8, 128), "uint8")
+    assert layout.row_bytes == 2 * 8 * (128 + 4)
+
+
+def test_layers_are_of_kinds_by_their_window() -> None:
+    row = row_of_heads(1, 4)
+    plain, mixed = KVLayout(3, row, "float32"), KVLayout(3, row, "float32", (64, None, 64))
+    assert (plain.windows, [plain.window(layer) for layer in range(3)]) == ((None,), [None] * 3)
+    assert (mixed.windows, [mixed.window(layer) for layer in range(3)]) == ((None, 64), [64, None, 64])
+    assert KVLayout(2, row, "float32", (9, 9)).windows == (9,)
 
 
 def test_rows_that_cannot_be_copied_by_words_are_refused() -> None:

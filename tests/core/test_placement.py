@@ -1,11 +1,12 @@
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from loong.core.errors import InvalidPlanError
 from loong.core.placement import InstanceId, KVSegment, Placement, striped
 
-laws = settings(max_examples=75)
+laws = examples(18, thorough=300)
 NUM_POSITIONS = 30
 owners = st.lists(st.sampled_from([None, 0, 1, 2]), min_size=NUM_POSITIONS, max_size=NUM_POSITIONS)
 parts = st.builds(range, st.integers(0, 20), st.integers(0, NUM_POSITIONS), st.integers(1, 5))

@@ -1,5 +1,8 @@
 from dataclasses import replace
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from loong.core.instance import ESPGroup
 from loong.core.placement import KVSegment
 from loong.core.plan import BatchPlan, QueryBlock, Transfer
@@ -42,3 +45,24 @@ def test_a_batch_finds_what_it_has_of_a_request_and_what_each_instance_is_to_sto
     assert (batch.blocks_of("c"), batch.writes_of("c")) == ((), ())
     assert batch.num_stored_tokens == {1: 5, 0: 1}
     assert batch.num_written_tokens == {"b": 4, "a": 2}
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=20), st.integers(1, 5))
+def test_micro_batches_have_each_request_once_and_like_shares_of_every_master(
+    masters: list[int], number: int
+) -> None:
+    lease = lease_of(masters, number)
+    parts = lease.micro_batches
+    assert len(parts) == min(number, len(masters))
+    assert max(len(p.request_ids) for p in parts) - min(len(p.request_ids) for p in parts) <= 1
+    for master_id in set(masters):
+        own = [b.request_id for part in parts for b in part.queries if b.master_id == master_id]
+        assert own == [b.request_id for b in lease.queries if b.master_id == master_id]
+    even = lease_of([0, 1, 2] * 2 * number, number).micro_batches
+    assert all(sorted(b.master_id for b in part.queries) == [0, 0, 1, 1, 2, 2] for part in even)
+
+
+def lease_of(masters: list[int], num_micro_batches: int) -> BatchPlan:
+    queries = tuple(QueryBlock(f"r{i}", range(5, 6), m, Transfer.QUERY) for i, m in enumerate(masters))
+    writes = tuple(KVSegment(b.request_id, range(5, 8), b.master_id) for b in queries)
+    return BatchPlan(ESPGroup((0, 1, 2, 3)), queries, writes, 3, num_micro_batches=num_micro_batches)

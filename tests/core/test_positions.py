@@ -1,10 +1,12 @@
 from collections import Counter
 from itertools import pairwise
 
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from loong.core.positions import (
+    at_or_after,
     coalesce,
     common,
     cut,
@@ -22,7 +24,7 @@ from loong.core.positions import (
     subtract,
 )
 
-laws = settings(max_examples=150)
+laws = examples(37, thorough=600)
 ranges = st.builds(range, st.integers(0, 40), st.integers(0, 60), st.integers(1, 12))
 many = st.lists(ranges, max_size=5)
 
@@ -35,6 +37,12 @@ def members(pieces: tuple[range, ...] | list[range]) -> list[int]:
 @given(ranges, ranges)
 def test_the_intersection_has_the_common_members(a: range, b: range) -> None:
     assert list(intersection(a, b)) == sorted(set(a) & set(b))
+
+
+@laws
+@given(many, st.integers(-5, 70))
+def test_members_from_a_position_on_are_those_that_are_not_before_it(pieces: list[range], first: int) -> None:
+    assert members(at_or_after(pieces, first)) == [p for p in members(pieces) if p >= first]
 
 
 @laws
@@ -192,7 +200,9 @@ def test_a_partition_of_several_ranges_has_every_member_once(
 @given(disjoint(), st.integers(0, 70))
 def test_the_first_of_some_ranges_are_their_lowest_members(pieces: tuple[range, ...], count: int) -> None:
     pieces = pieces or (range(0),)
-    assert members(first_of(pieces, count)) == members(pieces)[:count]
+    found = first_of(pieces, count)
+    assert members(found) == members(pieces)[:count]
+    assert all(found)
     assert num_below(pieces, count) == sum(position < count for position in members(pieces))
 
 

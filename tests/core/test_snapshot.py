@@ -82,3 +82,17 @@ def test_host_tiers_are_no_room_of_the_cluster() -> None:
     prefill(state, 1, "a", 1)
     snapshot = state.snapshot(1.0)
     assert (snapshot.kv_capacity, snapshot.kv_used) == (30, 4)
+
+
+def test_an_emptied_snapshot_has_its_counts_and_no_request_batch_or_kv() -> None:
+    state = ClusterState(cluster().snapshot(0.0).instances, keeps_prefixes=True)
+    for request_id in "ab":
+        state.apply(RequestArrived(0.0, Request(request_id, range(4), SamplingParams(), arrival_time=0.0)))
+    prefill(state, 1, "a", 0)
+    full = state.snapshot(1.0)
+    assert full.owners or full.running
+    assert full.kv_used > 0
+    emptied = full.emptied()
+    assert (emptied.stats, emptied.pools, emptied.kv_capacity) == (full.stats, full.pools, full.kv_capacity)
+    assert (emptied.kv_used, emptied.is_anything_in_flight) == (0, False)
+    assert not any((emptied.request, emptied.batches, emptied.owners, emptied.migrations, emptied.copies))

@@ -16,7 +16,7 @@ def endless_stream(server: Served) -> openai.Stream[openai.types.Completion]:
 
 
 def test_a_signal_while_some_processes_still_start_lets_requests_at_the_others_finish(tmp_path: Path) -> None:
-    with served(tmp_path, "--api-server-count", "8", "--num-instances", "1") as server:
+    with served(tmp_path, "--api-server-count", "4", "--num-instances", "1") as server:
         stream = server.stream_of(100)  # as soon as one process answers
         server.process.send_signal(signal.SIGTERM)
         assert [chunk.choices[0].finish_reason for chunk in stream][-1] == "length"

@@ -2,27 +2,19 @@
 
 import json
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
+from chaos_runs import chaos_run
 from served import HASTY_ENTRY, HASTY_HEARTBEAT, served
 
 from loong.executor.heartbeats import MAX_MISSED
-from loong.runs.spawned_server import ENTRY
 
 MAX_SILENCE = MAX_MISSED * HASTY_HEARTBEAT  # seconds
-LOAD = ("--num-prompts", "4", "--longest-prompt", "64", "--longest-output", "32", "--request-rate", "3")
-
-
-def chaos(url: str, *arguments: str) -> "subprocess.Popen[str]":
-    command = [sys.executable, "-c", ENTRY, "chaos", "--base-url", url, *LOAD, *arguments]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def test_no_token_is_lost_or_changed_while_workers_are_killed(tmp_path: Path) -> None:
     with served(tmp_path, "--num-instances", "3", "--allow-fault-injection") as server:
-        with chaos(server.url, "--kill", "1/2s", "--duration", "4s") as run:
+        with chaos_run(server.url, "--kill", "1/2s", "--duration", "4s") as run:
             output, errors = run.communicate(timeout=300)
         assert run.returncode == 0, output + errors + server.log
         report = json.loads(output.splitlines()[-1])
@@ -32,7 +24,7 @@ def test_no_token_is_lost_or_changed_while_workers_are_killed(tmp_path: Path) ->
         assert report["num_instance_losses"] == report["num_instance_joins"] == len(report["faults"]) > 0
         assert report["health"] == "ok"
 
-        with chaos(server.url, "--kill", "1/1s", "--duration", "1h") as run:
+        with chaos_run(server.url, "--kill", "1/1s", "--duration", "1h") as run:
             assert run.stderr is not None
             assert any("kill of instance" in line for line in iter(run.stderr.readline, ""))
             run.send_signal(signal.SIGINT)
@@ -47,7 +39,7 @@ def test_no_token_is_lost_or_changed_while_a_worker_is_stopped_for_too_long(tmp_
     pause = ("--pause", "1/3s", "--pause-time", f"{3 * MAX_SILENCE}s", "--duration", "3s")
     with (
         served(tmp_path, "--num-instances", "3", "--allow-fault-injection", entry=HASTY_ENTRY) as server,
-        chaos(server.url, *pause) as run,
+        chaos_run(server.url, *pause) as run,
     ):
         output, errors = run.communicate(timeout=300)
         assert run.returncode == 0, output + errors + server.log

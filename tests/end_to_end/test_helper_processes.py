@@ -7,7 +7,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import httpx
-from child_processes import command_of, fork_servers_of
+from child_processes import fork_servers_of, name_of
 from served import Served, served, wait_until
 
 
@@ -39,8 +39,8 @@ def test_fork_servers_that_are_killed_are_replaced_while_streams_go_on_and_what_
         wait_until(lambda: server.log.count("another takes its place") == 2, 60, "both to be replaced")
         assert [chunk.choices[0].finish_reason for chunk in stream][-1] == "length"
         assert server.worker_pids() == before
-        for kind in ("loong.worker", "api_process"):
-            os.kill(next(pid for pid in before if kind in command_of(pid)), signal.SIGKILL)
+        for kind in ("loong-worker", "loong-api"):
+            os.kill(next(pid for pid in before if name_of(pid).startswith(kind)), signal.SIGKILL)
         wait_until(lambda: len(set(server.worker_pids()) - set(before)) == 2, 60, "what was killed to return")
         wait_until(lambda: health(server) == {"status": "ok"}, 60, "all instances to serve")
         assert completed(server) == expected

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from failing_worker import arm_token, variables
+from failing_worker import ARMED, arm_token
 from served import FAILING_ENTRY, Served, served, wait_until
 
 from loong.core.plan import FailureCause
@@ -40,7 +40,7 @@ def killing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Killing]:
     armed = tmp_path_factory.mktemp("armed")
     flags = ("--num-instances", "3", "--api-server-count", "2", "--max-num-batched-tokens", "512")
     folder = tmp_path_factory.mktemp("killing")
-    with served(folder, *flags, entry=FAILING_ENTRY, environment=variables(armed)) as server:
+    with served(folder, *flags, entry=FAILING_ENTRY, environment={ARMED: str(armed)}) as server:
         yield Killing(server, armed)
 
 

@@ -6,6 +6,7 @@ from random import Random
 import pytest
 from chaos import chaos
 from cluster import After, Cluster
+from examples import seeds
 from requests_for_tests import assert_exact, expected, greedy_request, random_prompt
 from true_stories import assert_true
 
@@ -52,7 +53,7 @@ def aborting(cluster: Cluster, policy: Policy, victims: set[RequestId], random: 
 
 
 @pytest.mark.parametrize("kind", ["cluster", "sharded", "predicting", "sharded_overlapping"])
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", seeds(1, thorough=8))
 def test_any_valid_plans_give_the_tokens_of_transformers(
     request: pytest.FixtureRequest, kind: str, folder: Path, seed: int
 ) -> None:

@@ -1,6 +1,7 @@
 """Tokens do not depend on chunks, on the ring, or on the place of the history."""
 
-from itertools import chain, combinations, permutations
+from collections.abc import Sequence
+from itertools import chain, combinations
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,9 @@ from loong.core.request import Request
 from loong.core.snapshot import Snapshot
 
 ALL = (0, 1, 2, 3)
+RINGS_OF_2 = ((0, 1), (2, 0), (0, 3), (1, 2), (3, 1), (2, 3))
+RINGS_OF_3 = ((0, 1, 2), (3, 2, 1), (2, 3, 0), (1, 0, 3))
+RINGS_OF_4 = ((0, 1, 3, 2), (1, 2, 0, 3), (2, 3, 1, 0), (3, 0, 2, 1))
 SUBSETS = tuple(chain.from_iterable(combinations(ALL, size) for size in (1, 2, 3, 4)))
 
 
@@ -33,9 +37,12 @@ def test_chunks_of_any_size_of_several_prompts_are_exact(
     assert_exact(folder, requests, outputs)
 
 
-@pytest.mark.parametrize("dop", [2, 3, 4])
-def test_any_ring_order_is_exact(cluster: Cluster, folder: Path, dop: int) -> None:
-    for group in permutations(ALL, dop):
+# In these, each instance has each place, and sends to each other.
+@pytest.mark.parametrize("groups", [RINGS_OF_2, RINGS_OF_3, RINGS_OF_4], ids=["2", "3", "4"])
+def test_any_ring_order_is_exact(
+    cluster: Cluster, folder: Path, groups: Sequence[tuple[InstanceId, ...]]
+) -> None:
+    for group in groups:
         requests = requests_of_lengths(31, 18)
         outputs = cluster.run(requests, in_group(*group, chunk=16, keep_on=group[::-1], num_steps=4))
         assert_exact(folder, requests, outputs)

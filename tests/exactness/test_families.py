@@ -10,7 +10,10 @@ from leak_checks import shared_cluster
 from plans import in_group
 from requests_for_tests import assert_exact, greedy_request, random_prompt
 
+from loong.core.instructions import RunBatch
 from loong.launcher.cluster.config import ClusterConfig
+from loong.scheduler.config import PolicyConfig
+from loong.scheduler.policy import make_policy
 
 # How positions are spread over more instances is the same for all, but for a rope that depends on the length.
 SIZES = [*((family, 2, 2) for family in FAMILIES), ("llama", 4, 1), ("llama-dynamic", 4, 2)]
@@ -26,7 +29,9 @@ def served(request: pytest.FixtureRequest, folders: dict[str, Path]) -> Iterator
     """Yield a model, and the instances that serve it."""
     family, num_instances, tp_size = request.param
     folder = folders[family]
-    config = ClusterConfig(str(folder), num_instances=num_instances, tp_size=tp_size, kv_capacity=128)
+    config = ClusterConfig(
+        str(folder), num_instances=num_instances, memory_instances=1, tp_size=tp_size, kv_capacity=128
+    )
     with shared_cluster(config) as cluster:
         yield folder, cluster
 
@@ -38,3 +43,12 @@ def test_any_dop_gives_the_tokens_of_transformers(served: tuple[Path, Cluster]) 
         requests = [greedy_request(prompt, 8) for prompt in prompts]
         group = cluster.full_ids[-dop:]
         assert_exact(folder, requests, cluster.run(requests, in_group(*group, chunk=17, num_steps=3)))
+
+
+def test_kv_on_a_memory_instance_gives_the_tokens_of_transformers(served: tuple[Path, Cluster]) -> None:
+    folder, cluster = served
+    requests = [greedy_request(random_prompt(length, seed=length), 8) for length in (45, 30)]
+    policy = make_policy("lamina", PolicyConfig(max_num_batched_tokens=64, lease_steps=3))
+    assert_exact(folder, requests, cluster.run(requests, policy))
+    runs = [item for item in cluster.log if isinstance(item, RunBatch)]
+    assert {run.holder_ids for run in runs if run.plan.num_steps > 1} == {cluster.memory_ids}

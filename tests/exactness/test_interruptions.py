@@ -44,7 +44,7 @@ def preempting(request_id: RequestId, steps: Collection[int], group: Sequence[In
     return policy
 
 
-@pytest.mark.parametrize("steps", [*((step,) for step in range(1, NUM_STEPS)), range(1, NUM_STEPS)])
+@pytest.mark.parametrize("steps", [(1,), (4,), (NUM_STEPS - 1,), range(1, NUM_STEPS)])
 def test_a_preempted_request_is_computed_again_and_goes_on(
     any_cluster: Cluster, folder: Path, steps: Collection[int]
 ) -> None:

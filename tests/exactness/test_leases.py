@@ -79,21 +79,21 @@ def test_the_engine_ends_a_lease_at_a_coming_step(any_cluster: Cluster, folder: 
         assert all(num_steps >= end.step for end in ends if end.batch_id == batch.batch_id)
 
 
-@pytest.mark.parametrize("leaving", [{}, {0: 60}])
+@pytest.mark.parametrize("leaving", [{}, {0: 40}])
 def test_a_lease_that_goes_on_is_one_batch_whichever_requests_end_in_it(
     any_cluster: Cluster, folder: Path, leaving: dict[int, int]
 ) -> None:
     """A long answer is one lease, unless a client leaves; by the policy of a group that never changes."""
-    requests = [greedy_request(prompt, count) for prompt, count in zip(PROMPTS, (100, 110, 90), strict=True)]
+    requests = [greedy_request(prompt, count) for prompt, count in zip(PROMPTS, (70, 80, 60), strict=True)]
     policy = make_policy("static-sp", PolicyConfig())
     left = {requests[index].request_id: count for index, count in leaving.items()}
     outputs = any_cluster.run(requests, policy, leaving=left)
     assert_exact(folder, [request for request in requests if request.request_id not in left], outputs)
     taken = [num_steps for *_, num_steps in leases(any_cluster)]
-    assert sum(taken) >= 109
-    assert len(taken) <= 2 + len(leaving)  # with steps of 16 it would be 7
+    assert sum(taken) >= 79
+    assert len(taken) <= 2 + len(leaving)  # with steps of 16 it would be 5
     extensions = [what for what in any_cluster.log if isinstance(what, ExtendLease)]
-    assert len(extensions) >= 5
+    assert len(extensions) >= 2
 
 
 def test_an_abort_ends_the_lease_that_computes_the_request(any_cluster: Cluster, folder: Path) -> None:

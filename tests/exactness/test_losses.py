@@ -41,14 +41,14 @@ def run_with_losses(
     assert len(cluster.snapshot.instances) == NUM_INSTANCES
 
 
-@pytest.mark.parametrize("victim", [0, 2])
 @pytest.mark.parametrize(
-    ("name", "when"),
+    ("name", "when", "victim"),
     [
-        ("esp", is_prefilling),
-        ("esp", has_output(1)),
-        ("static-sp", has_output(7)),
-        ("replicas", has_output(1)),
+        ("esp", is_prefilling, 0),
+        ("esp", is_prefilling, 2),
+        ("esp", has_output(1), 0),
+        ("static-sp", has_output(7), 2),
+        ("replicas", has_output(1), 0),
     ],
 )
 def test_no_token_is_lost_or_changed_when_an_instance_is_killed(

@@ -134,7 +134,7 @@ def computed_on(cluster: Cluster, instance_id: InstanceId) -> set[RequestId]:
     return {block.request_id for plan in plans for block in plan.queries}
 
 
-@pytest.mark.parametrize("layer", range(NUM_LAYERS))
+@pytest.mark.parametrize("layer", [0, NUM_LAYERS - 1])
 def test_prefills_of_others_go_on_when_an_instance_dies_in_a_prefill_of_its_own(
     cluster: Cluster, model: Path, armed: Path, layer: int
 ) -> None:
@@ -162,8 +162,7 @@ def test_nobody_loses_anything_when_an_idle_instance_dies(cluster: Cluster, mode
     assert computed_twice(cluster) == set()
 
 
-@pytest.mark.parametrize("layer", range(NUM_LAYERS))
-@pytest.mark.parametrize("victim", range(NUM_INSTANCES))
+@pytest.mark.parametrize(("victim", "layer"), [(0, 0), (1, 1), (2, 2), (0, 2), (2, 0)])
 def test_any_member_of_a_ring_dies_in_any_layer(
     cluster: Cluster, model: Path, armed: Path, victim: int, layer: int
 ) -> None:
@@ -173,8 +172,7 @@ def test_any_member_of_a_ring_dies_in_any_layer(
     assert policy.is_armed
 
 
-@pytest.mark.parametrize("masters", [(0,), (0, 1)])
-@pytest.mark.parametrize("victim", range(NUM_INSTANCES))
+@pytest.mark.parametrize(("victim", "masters"), [(0, (0,)), (1, (0,)), (1, (0, 1)), (2, (0, 1))])
 def test_a_master_and_another_member_die_in_decode_steps_of_one_master_or_several(
     cluster: Cluster, model: Path, armed: Path, victim: int, masters: tuple[InstanceId, ...]
 ) -> None:

@@ -1,10 +1,10 @@
 """The master of a decode token decides where its work is done, and nothing else."""
 
-from itertools import product
 from pathlib import Path
 
 import pytest
 from cluster import Cluster
+from covering import pairwise
 from plans import both, decode, plannable, prefill
 from requests_for_tests import assert_exact, greedy_request, random_prompt
 
@@ -36,11 +36,19 @@ def two_requests(
     return policy
 
 
-@pytest.mark.parametrize("num_steps", [1, 5])
-@pytest.mark.parametrize("masters", list(product(GROUP, GROUP)))
-def test_every_assignment_of_masters_is_exact_wherever_the_kv_is(
-    cluster: Cluster, folder: Path, masters: tuple[InstanceId, InstanceId], num_steps: int
+@pytest.mark.parametrize(
+    ("first", "second", "first_place", "second_place", "num_steps"),
+    pairwise(GROUP, GROUP, PLACES, PLACES, [1, 5]),
+)
+def test_any_assignment_of_masters_is_exact_wherever_the_kv_is(
+    cluster: Cluster,
+    folder: Path,
+    first: InstanceId,
+    second: InstanceId,
+    first_place: tuple[InstanceId, ...],
+    second_place: tuple[InstanceId, ...],
+    num_steps: int,
 ) -> None:
-    for places in product(PLACES, PLACES):
-        requests = [greedy_request(random_prompt(length, seed=length), 6) for length in (26, 9)]
-        assert_exact(folder, requests, cluster.run(requests, two_requests(places, masters, num_steps)))
+    policy = two_requests((first_place, second_place), (first, second), num_steps)
+    requests = [greedy_request(random_prompt(length, seed=length), 6) for length in (26, 9)]
+    assert_exact(folder, requests, cluster.run(requests, policy))

@@ -7,20 +7,18 @@ from random import Random
 
 import pytest
 from chaos import chaos
-from cluster import After, Cluster
+from cluster import Cluster
+from examples import seeds
 from families import write_tiny_model
 from killed_workers import restarting_cluster
 from leak_checks import shared_cluster
-from requests_for_tests import assert_exact, expected, greedy_request, random_prompt
+from request_sessions import NUM_TOKENS, has_copies_that_are_read, sessions
+from requests_for_tests import assert_exact, greedy_request, random_prompt
 
-from loong.core.positions import first_overlap
-from loong.core.request import Request
-from loong.core.snapshot import Snapshot
 from loong.launcher.cluster.config import ClusterConfig
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.policy import make_policy
 
-NUM_TOKENS = 6
 CONFIG = PolicyConfig(max_num_batched_tokens=32, chunk_tokens=16, lease_steps=4)
 
 
@@ -46,29 +44,21 @@ def keeping_sharded(plain_folder: Path) -> Iterator[Cluster]:
         yield running
 
 
+@pytest.fixture(scope="module")
+def keeping_memory(plain_folder: Path) -> Iterator[Cluster]:
+    config = ClusterConfig(
+        str(plain_folder), num_instances=2, memory_instances=2, kv_capacity=160, memory_kv_capacity=160
+    )
+    with shared_cluster(config, keeps_prefixes=True) as running:
+        yield running
+
+
 def num_cached(cluster: Cluster) -> int:
     return cluster.snapshot.stats.num_cached_tokens
 
 
-def sessions(folder: Path, random: Random, num_turns: int) -> tuple[list[Request], dict[str, After]]:
-    """Return requests of which each continues some earlier one with its answer, or begins like it."""
-    requests, arrivals = [greedy_request(random_prompt(random.randint(20, 40), seed=7), NUM_TOKENS)], {}
-    for turn in range(1, num_turns):
-        earlier = random.choice(requests)
-        prompt = [*earlier.prompt_token_ids]
-        if random.random() < 0.6:
-            answer, _ = expected(folder, earlier.prompt_token_ids, NUM_TOKENS)
-            prompt += answer
-        else:
-            prompt = prompt[: random.randint(1, len(prompt))]
-        new = random_prompt(random.randint(1, 12), seed=100 + turn)
-        requests.append(greedy_request((*prompt, *new)[:150], NUM_TOKENS))
-        arrivals[requests[-1].request_id] = After(earlier.request_id, random.randint(1, NUM_TOKENS))
-    return requests, arrivals
-
-
-@pytest.mark.parametrize("kind", ["keeping", "keeping_sharded"])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("kind", ["keeping", "keeping_sharded", "keeping_memory"])
+@pytest.mark.parametrize("seed", seeds(1, thorough=6))
 def test_any_valid_plans_give_the_tokens_of_transformers(
     request: pytest.FixtureRequest, kind: str, plain_folder: Path, seed: int
 ) -> None:
@@ -80,13 +70,21 @@ def test_any_valid_plans_give_the_tokens_of_transformers(
     assert num_cached(cluster) > before
 
 
-def has_copies_that_are_read(snapshot: Snapshot) -> bool:
-    """Return whether some KV is on several instances, and requests read it."""
-    return any(
-        first_overlap(segment.positions for segment in owner.placement.segments)
-        and owner.unread.num_tokens < owner.placement.num_tokens
-        for owner in snapshot.owners.values()
-    )
+@pytest.mark.parametrize("policy", ["lamina", "lamina-by-request", "esp"])
+def test_prompts_read_kv_on_memory_instances(
+    keeping_memory: Cluster, plain_folder: Path, policy: str
+) -> None:
+    chosen = make_policy(policy, CONFIG)
+    requests, arrivals = sessions(plain_folder, Random(policy), 8)
+    assert_exact(plain_folder, requests, keeping_memory.run(requests, chosen, arrivals=arrivals))
+    first = greedy_request(random_prompt(60, seed=len(policy)), NUM_TOKENS)
+    assert_exact(plain_folder, [first], keeping_memory.run([first], chosen))
+    before = keeping_memory.snapshot.stats
+    again = replace(first, request_id=f"{first.request_id}-again")
+    assert_exact(plain_folder, [again], keeping_memory.run([again], chosen))
+    after = keeping_memory.snapshot.stats
+    assert after.num_cached_tokens - before.num_cached_tokens == 59
+    assert policy == "esp" or after.num_served_tokens > before.num_served_tokens
 
 
 def test_the_loss_of_a_copy_changes_no_token(plain_folder: Path) -> None:

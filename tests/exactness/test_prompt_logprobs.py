@@ -8,6 +8,8 @@ from random import Random
 import pytest
 from chaos import chaos
 from cluster import Cluster
+from covering import pairwise
+from examples import seeds
 from plans import both, decode, in_group, plannable, prefill
 from requests_for_tests import (
     assert_exact,
@@ -33,9 +35,7 @@ def run_exactly(cluster: Cluster, folder: Path, requests: Sequence[Request], pol
         assert_prompt_exact(folder, request, cluster.prompt_logprobs.get(request.request_id))
 
 
-@pytest.mark.parametrize("transfer", Transfer)
-@pytest.mark.parametrize("chunk", [1, 7, None])
-@pytest.mark.parametrize("dop", [1, 2, 3, 4])
+@pytest.mark.parametrize(("dop", "chunk", "transfer"), pairwise([1, 2, 3, 4], [1, 7, None], Transfer))
 def test_prompts_are_scored_in_chunks_of_any_size_at_any_dop(
     cluster: Cluster, folder: Path, dop: int, chunk: int | None, transfer: Transfer
 ) -> None:
@@ -74,7 +74,7 @@ def test_a_batch_may_score_some_prompts_beside_others_and_tokens(cluster: Cluste
     assert plain.request_id not in cluster.prompt_logprobs
 
 
-@pytest.mark.parametrize("when", [1, 2, 4, 6])
+@pytest.mark.parametrize("when", [1, 4, 6])
 def test_a_preempted_request_has_each_entry_once(any_cluster: Cluster, folder: Path, when: int) -> None:
     """It is preempted once, before the end of its prompt or after, and computed again in other chunks."""
     request, has_been = scored_request(36, 3, num_tokens=6), False
@@ -105,7 +105,7 @@ def test_batches_that_follow_others_are_scored_too(predicting: Cluster, folder: 
     run_exactly(predicting, folder, requests, make_policy("esp", PolicyConfig(max_num_batched_tokens=32)))
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", seeds(1, thorough=6))
 def test_any_plans_give_one_entry_a_position(any_cluster: Cluster, folder: Path, seed: int) -> None:
     requests = [scored_request(length, 2) for length in Random(seed).sample(range(2, 60), 4)]
     run_exactly(any_cluster, folder, requests, chaos(seed))

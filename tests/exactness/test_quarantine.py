@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -28,7 +29,15 @@ def end_again_and_again(cluster: Cluster, pid: int, others: set[int]) -> None:
         os.kill(pid, signal.SIGKILL)
         if number < MAX_FAILURES:
             cluster.wait_until(lambda snapshot, n=before.num_joins: snapshot.stats.num_joins == n + 1)  # type: ignore[misc]
-            (pid,) = set(own_forked(WORKER)) - others
+            pid = successor(pid, others)
+
+
+def successor(pid: int, others: set[int]) -> int:
+    """Return the process that has taken the place of another, once it is there."""
+    while not (found := set(own_forked(WORKER)) - {*others, pid}):
+        time.sleep(0.01)  # processes that end meanwhile can hide it in the list of children
+    (new_pid,) = found
+    return new_pid
 
 
 def test_a_crash_loop_ends_in_quarantine_and_a_cluster_without_instances_ends(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from loong.core.errors import ClusterError
 from loong.core.events import ProducedToken
 from loong.core.grammar import Grammar, GrammarKind
 from loong.core.plan import Transfer
-from loong.core.request import FinishReason
+from loong.core.request import Continuation, FinishReason
 from loong.scheduler.policy import Policy
 
 PROMPT, NUM_TOKENS = random_prompt(37, seed=37), 10
@@ -37,18 +38,19 @@ WAYS: dict[str, dict[str, object]] = {
     },
     "min tokens": {"temperature": 1.0, "min_tokens": 6, "stop_token_ids": tuple(range(2, 60))},
 }
-POLICIES: tuple[Policy, ...] = (
-    in_group(0, chunk=7),
-    in_group(3, 1, num_steps=4),
-    in_group(1, 0, 2, chunk=10, transfer=Transfer.QUERY),
-    in_group(2, 0, 3, 1, chunk=16, num_steps=3),
-    chaos(1),
+IN_LEASES = in_group(3, 1, num_steps=4), in_group(2, 0, 3, 1, chunk=16, num_steps=3)
+STEP_BY_STEP = in_group(0, chunk=7), in_group(1, 0, 2, chunk=10, transfer=Transfer.QUERY), chaos(1)
+# Two for each of the ways to sample.
+POLICIES: list[tuple[Policy, Policy]] = [
+    (IN_LEASES[n % len(IN_LEASES)], STEP_BY_STEP[n % len(STEP_BY_STEP)]) for n in range(len(WAYS))
+]
+
+
+@pytest.mark.parametrize(
+    ("params", "policies"), list(zip(WAYS.values(), POLICIES, strict=True)), ids=list(WAYS)
 )
-
-
-@pytest.mark.parametrize("params", list(WAYS.values()), ids=list(WAYS))
 def test_a_seed_gives_the_same_tokens_at_any_dop_in_any_chunks_and_when_computed_again(
-    cluster: Cluster, params: Mapping[str, object]
+    cluster: Cluster, params: Mapping[str, object], policies: tuple[Policy, Policy]
 ) -> None:
     def drawn(policy: Policy) -> list[list[ProducedToken]]:
         requests = [sampled_request(PROMPT, NUM_TOKENS, seed=seed, **params) for seed in (1, 2)]
@@ -57,8 +59,28 @@ def test_a_seed_gives_the_same_tokens_at_any_dop_in_any_chunks_and_when_computed
 
     alone = drawn(in_group(0))
     assert (alone[0] == alone[1]) == (params["temperature"] == 0)
-    for policy in POLICIES:
+    for policy in policies:
         assert drawn(policy) == alone
+
+
+@pytest.mark.parametrize("params", list(WAYS.values()), ids=list(WAYS))
+def test_an_output_that_another_engine_began_goes_on_as_if_it_had_stayed(
+    cluster: Cluster, params: Mapping[str, object]
+) -> None:
+    request = sampled_request(PROMPT, NUM_TOKENS, seed=1, **params)
+    whole = cluster.run([request], in_group(0))[request.request_id]
+    begun = [
+        replace(
+            request,
+            request_id=f"{request.request_id}-{number}",
+            continues=Continuation(tuple(token.token_id for token in whole[:number]), 0.5),
+        )
+        for number in range(len(whole))
+    ]
+    outputs = cluster.run(begun, chaos(2))
+    for number, continued in enumerate(begun):
+        rest = [t._replace(request_id=request.request_id) for t in outputs[continued.request_id]]
+        assert rest == whole[number:]
 
 
 def test_an_output_that_keeps_to_a_schema_is_json_and_ends_there(cluster: Cluster) -> None:

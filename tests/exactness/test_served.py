@@ -21,6 +21,7 @@ from loong.core.request import Request, RequestView
 from loong.core.snapshot import Snapshot
 from loong.launcher.cluster.config import ClusterConfig
 from loong.scheduler.config import PolicyConfig
+from loong.scheduler.cost.cost_model import Coefficients, WorkCostModel
 from loong.scheduler.policy import Policy, make_policy
 
 LENGTHS = (26, 9, 40)
@@ -237,8 +238,8 @@ def test_a_ring_pushes_parts_of_its_stripes_to_several_instances(cluster: Cluste
     assert {run.holder_ids for run in served_batches(cluster)} == {(0, 3), (2,)}
 
 
-@pytest.mark.parametrize("name", ["esp"])
-def test_a_policy_that_decodes_where_kv_is_read_from_others_gives_exact_tokens(
+@pytest.mark.parametrize("name", ["esp", "esp-no-proactive"])
+def test_a_policy_that_decodes_where_kv_is_read_from_others_or_pushed_gives_exact_tokens(
     serving: Cluster, folder: Path, name: str
 ) -> None:
     requests = [greedy_request(random_prompt(length, seed=length), NUM_TOKENS) for length in (52, *LENGTHS)]
@@ -247,11 +248,9 @@ def test_a_policy_that_decodes_where_kv_is_read_from_others_gives_exact_tokens(
     config = PolicyConfig(max_num_batched_tokens=8, lease_steps=4, target_tpot=1e-4)
     outputs = serving.run(requests, make_policy(name, config), arrivals=arrivals)
     assert_exact(folder, requests, outputs)
-    full_ids = serving.full_ids
-    last_ids = full_ids[len(full_ids) // 2 :]
-    groups = {run.plan.group.instance_ids for run in served_batches(serving)}
-    assert groups
-    assert groups <= {(instance_id,) for instance_id in last_ids}
+    plans = [run.plan for run in served_batches(serving)]
+    assert any(plan.pushes for plan in plans) == (name == "esp")
+    assert any(not plan.pushes for plan in plans) or name == "esp"
     assert_true(serving.lines, serving.history)
 
 
@@ -265,6 +264,21 @@ def test_prompts_that_push_kv_to_instances_that_lend_room_give_exact_tokens(
     assert all(run.plan.group.dop == 1 for run in runs)
     assert any(run.plan.pushes for run in runs)
     assert any(run.holder_ids and run.plan.num_steps > 1 for run in runs)
+    assert_true(cluster.lines, cluster.history)
+
+
+@pytest.mark.parametrize("name", ["infinite-paper", "distkv"])
+def test_kv_that_is_lent_while_it_is_read_gives_exact_tokens(
+    cluster: Cluster, folder: Path, name: str
+) -> None:
+    """Reading KV is said to take most of a step, and requests find room on no instance alone."""
+    lending, cost_model = make_policy(name, PolicyConfig()), WorkCostModel(Coefficients(decode_key=1e-3))
+    requests = [greedy_request(random_prompt(length, seed=length), 40) for length in (70, 71, 30, 31, 90, 60)]
+    outputs = cluster.run(requests, lambda snapshot, _: lending(snapshot, cost_model))
+    assert_exact(folder, requests, outputs)
+    moves = [item for item in cluster.log if isinstance(item, MoveKV)]
+    assert moves
+    assert all(item.during_batch_id is not None for item in moves)
     assert_true(cluster.lines, cluster.history)
 
 
@@ -290,3 +304,33 @@ def test_kv_migrates_under_the_lease_that_reads_it(cluster: Cluster, folder: Pat
     moves = [item for item in cluster.log if isinstance(item, MoveKV)]
     assert moves
     assert all(item.during_batch_id is not None for item in moves)
+
+
+@pytest.mark.parametrize("keeper", [1, 3])
+def test_kv_of_the_first_chunk_migrates_under_the_last_one_whose_kv_is_kept_or_pushed(
+    cluster: Cluster, folder: Path, keeper: int
+) -> None:
+    """Instance 1 is in the group, and 3 is not. The end of the first chunk is predicted when it begins."""
+    requests = [greedy_request(random_prompt(length, seed=length), NUM_TOKENS) for length in (90, 61)]
+
+    def policy(snapshot: Snapshot, cost_model: CostModel, /) -> IterationPlan:
+        idle = {i.instance_id for i in snapshot.instances if i.is_idle}
+        for view in plannable(snapshot):
+            if view.is_decoding and keeper in idle:
+                return IterationPlan((decode([view], (keeper,), {view.request_id: keeper}, num_steps=4),))
+            if not view.is_decoding and idle.issuperset((0, 1)):
+                if view.num_uncomputed_tokens > 30:
+                    first = prefill([view], (0, 1), num_tokens=view.num_uncomputed_tokens - 30)
+                    return IterationPlan((replace(first, predicted_time=1e-4),))
+                moves = [m for i in (0, 1) if i != keeper for m in move(view, i, keeper)]
+                return IterationPlan((prefill([view], (0, 1), keep_on=(keeper,)),), tuple(moves))
+        return IterationPlan()
+
+    assert_exact(folder, requests, cluster.run(requests, policy))
+    moves = [item for item in cluster.log if isinstance(item, MoveKV)]
+    assert len(moves) == len(requests) * (1 if keeper == 1 else 2)
+    assert all(item.during_batch_id is not None for item in moves)
+    leases = [item for item in cluster.log if isinstance(item, RunBatch) and item.plan.num_steps > 1]
+    assert leases
+    assert not any(item.holder_ids for item in leases), "all KV is where the request decodes"
+    assert_true(cluster.lines, cluster.history)

@@ -41,6 +41,10 @@ CONFIG = LlamaConfig(  # as its authors publish it
 )
 STORY = "In 1969 two people walked on the Moon. They took 21.5 kg of rock home, and left a flag there. "
 TEXTS = ("The capital of France is", "def fibonacci(n):\n    ", STORY * 9)
+HAY = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again. "
+NUM_HAYS = 40
+NEEDLES = {"71432": 0.1, "90356": 0.5, "28917": 0.9}  # secret numbers, and how deep they are
+ASKED, START = "What is the secret number?", "The secret number is"
 QUESTION: list[ChatCompletionMessageParam] = [{"role": "user", "content": "What is the capital of France?"}]
 TURN = [{"role": "user", "content": "Name three colors, and say why you like them."}]
 
@@ -63,6 +67,14 @@ def trained(path: Path) -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="module")
+def narrow(path: Path) -> Iterator[Cluster]:
+    """Yield instances with keys and values in FP8."""
+    config = ClusterConfig(str(path), num_instances=2, kv_capacity=4096, kv_cache_dtype="fp8")
+    with running_cluster(config) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
 def server(path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     with served(tmp_path_factory.mktemp("server"), "smollm2-135m") as running:
         yield running
@@ -79,6 +91,23 @@ async def test_any_dop_gives_the_tokens_of_transformers(
         requests = [greedy_request(prompt, 16) for prompt in prompts]
         policy = in_group(*trained.full_ids[-dop:], chunk=70, num_steps=5)
         assert_exact(reference, requests, trained.run(requests, policy, timeout=300))
+
+
+@pytest.mark.parametrize("dop", [1, 2])
+async def test_kv_in_fp8_keeps_a_needle(path: Path, narrow: Cluster, tmp_path: Path, dop: int) -> None:
+    tokenizer = Tokenizer.from_folder(tokenizer_folder(path, tmp_path))
+    requests = {}
+    for number, depth in NEEDLES.items():
+        hay = [HAY] * NUM_HAYS
+        hay.insert(round(depth * NUM_HAYS), f"The secret number is {number}. Remember it. ")
+        text = chat_text(tokenizer.chat_template, [{"role": "user", "content": "".join(hay) + ASKED}])
+        prompt = tuple(await tokenizer.encode(text + START, add_special_tokens=False))
+        requests[number] = greedy_request(prompt, 8)
+    policy = in_group(*narrow.full_ids[:dop], chunk=256, num_steps=4)
+    outputs = narrow.run(list(requests.values()), policy, timeout=600)
+    for number, request in requests.items():
+        token_ids = [token.token_id for token in outputs[request.request_id]]
+        assert number in tokenizer.decode(token_ids, skip_special_tokens=True)
 
 
 async def test_its_tokenizer_is_the_one_of_transformers(path: Path, tmp_path: Path) -> None:

@@ -29,7 +29,8 @@ from loong.core.plan import BatchPlan, IterationPlan, KVMigration, LeaseExtensio
 from loong.core.request import FinishReason, Request
 from loong.executor.lookahead import SENDING_SHARE, LookaheadMargin
 from loong.executor.processors import Processors
-from loong.executor.simulated import HIDDEN_SHARE, SimulatedExecutor
+from loong.executor.simulated import SimulatedExecutor
+from loong.executor.simulated_steps import HIDDEN_SHARE
 from loong.scheduler.cost.cost_model import ServiceLane, WorkCostModel
 from loong.state.cluster_state import ClusterState
 

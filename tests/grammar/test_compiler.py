@@ -5,8 +5,9 @@ from typing import Any
 import jsonschema_rs
 import msgspec
 import pytest
+from examples import examples
 from grammar_walks import STOPS, allowed, constraints, of_schema, random_output
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from loong.core.grammar import Grammar, GrammarKind
@@ -57,7 +58,7 @@ def within(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 schemas = st.recursive(leaves, within, max_leaves=5)
 
 
-@settings(max_examples=60)
+@examples(12, thorough=240)
 @given(schemas, st.integers(0, 2**32))
 def test_any_walk_through_the_tokens_allowed_ends_in_json_of_the_schema(schema: Any, seed: int) -> None:
     output = random_output(of_schema(schema), seed)
@@ -109,14 +110,14 @@ patterns = st.recursive(
 )
 
 
-@settings(max_examples=60)
+@examples(12, thorough=240)
 @given(patterns, st.integers(0, 2**32))
 def test_any_walk_ends_in_a_text_that_the_regular_expression_matches(pattern: str, seed: int) -> None:
     output = random_output(Grammar(GrammarKind.REGEX, pattern), seed, last=pattern.encode())
     assert re.fullmatch(pattern, output.decode(errors="replace"), re.DOTALL)
 
 
-@settings(max_examples=40)
+@examples(8, thorough=160)
 @given(st.lists(st.text(max_size=4), min_size=1, max_size=4), st.integers(0, 2**32))
 def test_any_walk_ends_in_one_of_the_choices(choices: list[str], seed: int) -> None:
     grammar = Grammar(GrammarKind.CHOICE, msgspec.json.encode(choices).decode())

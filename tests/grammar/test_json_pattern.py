@@ -5,8 +5,9 @@ import re
 
 import jsonschema_rs
 import pytest
+from examples import examples
 from grammar_walks import allowed, of_schema, random_output
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from loong.core.grammar import Grammar, GrammarKind
@@ -81,7 +82,7 @@ patterns = st.recursive(
 )
 
 
-@settings(max_examples=150)
+@examples(30, thorough=600)
 @given(patterns, st.integers(0, 2**32))
 def test_any_walk_through_any_pattern_ends_in_json_of_a_string_that_matches(pattern: str, seed: int) -> None:
     check(pattern, seed)

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
+from examples import examples
 from extremes import extremes, wrong_answers
 from fuzzing import check_answer, check_frame, frames, requests, server_in_a_thread, unharmed_server
 from hypothesis import HealthCheck, given, settings
@@ -25,7 +26,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         yield running
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
+@settings(examples(25, thorough=600), suppress_health_check=[HealthCheck.too_slow])
 @given(request_bytes=requests())
 def test_no_request_is_the_servers_fault(address: tuple[str, int], request_bytes: bytes) -> None:
     check_answer(address, request_bytes)
@@ -36,7 +37,7 @@ def test_no_extreme_of_any_field_is_the_servers_fault_and_refusals_name_it(serve
     assert not asyncio.run(wrong_answers(server.url, extremes(described)))
 
 
-@settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow])
+@settings(examples(15, thorough=400), suppress_health_check=[HealthCheck.too_slow])
 @given(request_bytes=requests(is_damaged=False))
 def test_no_request_harms_an_engine(server: Served, request_bytes: bytes) -> None:
     check_answer(server.address, request_bytes)

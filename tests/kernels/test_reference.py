@@ -2,19 +2,20 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
-from loong.kernels import Partial, apply_rotary, attend, merge, reference, rms_norm, silu_and_mul
+from loong.kernels import Partial, activate_and_mul, apply_rotary, attend, merge, reference, rms_norm
 
 CPU = torch.device("cpu")
 SCALE = 0.3
 
 heads = st.sampled_from([(1, 1), (4, 1), (4, 2), (6, 6)])
 seeds = st.integers(0, 2**31)
-laws = settings(max_examples=40)
+laws = examples(10, thorough=160)
 
 
 def draw(seed: int, *shape: int) -> Tensor:
@@ -125,8 +126,9 @@ def test_no_queries_or_no_kv_give_the_identity(num_tokens: int, num_kv_tokens: i
     kv = torch.randn(num_kv_tokens, 2, 8)
     identity = Partial.identity(num_tokens, 4, 8, CPU)
     assert_same(attend(torch.randn(num_tokens, 4, 8), kv, kv, scale=SCALE), identity)
-    positions = {"q_positions": torch.arange(num_tokens), "kv_positions": torch.arange(num_kv_tokens)}
-    assert_same(attend(torch.randn(num_tokens, 4, 8), kv, kv, scale=SCALE, **positions), identity)
+    q, q_positions = torch.randn(num_tokens, 4, 8), torch.arange(num_tokens)
+    positions = torch.arange(num_kv_tokens)
+    assert_same(attend(q, kv, kv, scale=SCALE, q_positions=q_positions, kv_positions=positions), identity)
 
 
 @pytest.mark.parametrize("num_tokens", [1, 3])
@@ -218,6 +220,6 @@ def test_rotary_pairs_the_two_halves_of_a_head() -> None:
     assert torch.equal(apply_rotary(x, *quarter_turn), torch.tensor([[[-3.0, 2.0, 1.0, 4.0]]]))
 
 
-def test_silu_and_mul_gates_the_second_by_the_first() -> None:
+def test_activate_and_mul_gates_the_second_by_the_first() -> None:
     gate, up = draw(0, 3, 4), draw(1, 3, 4)
-    torch.testing.assert_close(silu_and_mul(gate, up), gate * gate.sigmoid() * up)
+    torch.testing.assert_close(activate_and_mul(gate, up), gate * gate.sigmoid() * up)

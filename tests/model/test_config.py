@@ -175,29 +175,28 @@ def test_the_generation_config_knows_the_end_of_sequence_ids_better(tmp_path: Pa
     assert read(tmp_path).eos_token_ids == (2,)
 
 
-def test_a_sliding_window_in_use_bounds_the_length(tmp_path: Path) -> None:
+def test_a_mistrals_window_is_of_every_layer_and_does_not_bound_the_length(tmp_path: Path) -> None:
     config = read(tmp_path, architectures=["MistralForCausalLM"], sliding_window=1024)
-    assert config.max_length == 1024
-    config.check_max_length(1024)
-    with pytest.raises(ConfigError, match=r"sliding_window=1024, .* must be at most that, got 1025"):
-        config.check_max_length(1025)
+    assert config.kv_layout().layer_windows == (1024, 1024)
+    assert config.max_length == 4096
 
 
 @pytest.mark.parametrize(
-    ("changes", "window"),
+    ("changes", "windows"),
     [
-        ({"use_sliding_window": False}, None),
-        ({"use_sliding_window": True, "max_window_layers": 2}, None),
-        ({"use_sliding_window": True, "max_window_layers": 1}, 1024),
-        ({"use_sliding_window": True, "layer_types": ["full_attention", "full_attention"]}, None),
-        ({"use_sliding_window": True, "layer_types": ["full_attention", "sliding_attention"]}, 1024),
+        ({"use_sliding_window": False}, ()),
+        ({"use_sliding_window": True, "max_window_layers": 2}, ()),
+        ({"use_sliding_window": True, "max_window_layers": 1}, (None, 1024)),
+        ({"use_sliding_window": True, "max_window_layers": 0}, (1024, 1024)),
+        ({"use_sliding_window": True, "layer_types": ["full_attention", "full_attention"]}, ()),
+        ({"use_sliding_window": True, "layer_types": ["sliding_attention", "full_attention"]}, (1024, None)),
     ],
 )
 def test_qwen_switches_its_window_on_by_layer(
-    tmp_path: Path, changes: dict[str, object], window: int | None
+    tmp_path: Path, changes: dict[str, object], windows: tuple[int | None, ...]
 ) -> None:
     config = read(tmp_path, architectures=["Qwen2ForCausalLM"], sliding_window=1024, **changes)
-    assert config.sliding_window == window
+    assert config.kv_layout().layer_windows == windows
 
 
 def test_scaled_rope_lengthens_what_a_model_was_made_for(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Every option of transformers' configs is computed as transformers does, or refused."""
 
+from copy import deepcopy
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,8 @@ from full_attention import FullAttention
 from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
+    Gemma3TextConfig,
+    GptOssConfig,
     GraniteConfig,
     LlamaConfig,
     MistralConfig,
@@ -35,17 +38,22 @@ CONFIGS = {
     "mixtral": MixtralConfig,
     "qwen3-moe": Qwen3MoeConfig,
     "granite": GraniteConfig,
+    "gemma-3": Gemma3TextConfig,
+    "gpt-oss": GptOssConfig,
 }
 
 CHANGES: dict[str, list[object]] = {
     "attention_bias": [True],
     "attention_dropout": [0.5],
     "attention_multiplier": [0.25, 2],
+    "attn_logit_softcapping": [50.0],
     "decoder_sparse_step": [2],
     "embedding_multiplier": [3.5],
     "eos_token_id": [-1],
     "head_dim": [16],
+    "final_logit_softcapping": [30.0],
     "hidden_act": ["gelu", "swish"],
+    "hidden_activation": ["silu"],
     "hidden_size": [48],
     "initializer_range": [0.5],
     "intermediate_size": [40],
@@ -63,31 +71,40 @@ CHANGES: dict[str, list[object]] = {
     "num_key_value_heads": [1, 4],
     "num_local_experts": [5],
     "pretraining_tp": [2],
+    "query_pre_attn_scalar": [50],
     "residual_multiplier": [0.3],
     "rms_norm_eps": [0.5],
     "rope_parameters": [{"rope_type": "linear", "rope_theta": 500.0, "factor": 4.0}],
     "sliding_window": [8, 64],
-    "tie_word_embeddings": [True],
+    "swiglu_alpha": [1.5],
+    "swiglu_limit": [0.5],
+    "tie_word_embeddings": [True, False],
+    "use_bidirectional_attention": [True],
     "use_cache": [False],
     "use_sliding_window": [True],
     "vocab_size": [101],
 }
 # Names and outputs, which are of no layer.
 WITHOUT_EFFECT = {
-    "_name_or_path", "architectures", "bos_token_id", "chunk_size_feed_forward", "dtype", "id2label",
-    "is_encoder_decoder", "label2id", "model_type", "output_attentions", "output_hidden_states",
+    "_name_or_path", "_sliding_window_pattern", "architectures", "bos_token_id", "chunk_size_feed_forward",
+    "dtype", "id2label", "is_encoder_decoder", "label2id", "model_type", "output_attentions",
+    "output_hidden_states",
     "output_router_logits", "pad_token_id", "problem_type", "return_dict", "router_aux_loss_coef",
     "router_jitter_noise", "transformers_version",
 }  # fmt: skip
 
 
-REFUSED = ("hidden_act", "layer_types", "max_window_layers", "sliding_window")
+REFUSED = (
+    *("attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention"),
+    *("hidden_act", "hidden_activation", "layer_types", "swiglu_alpha", "swiglu_limit"),
+)
 ONLY_OF = {
     **dict.fromkeys(
         ("attention_multiplier", "embedding_multiplier", "logits_scaling", "residual_multiplier"),
         ("granite",),
     ),
-    "num_local_experts": ("mixtral", "qwen3-moe"),
+    "num_local_experts": ("mixtral", "qwen3-moe", "gpt-oss"),
+    "query_pre_attn_scalar": ("gemma-3",),
 }
 
 
@@ -117,7 +134,7 @@ def logits(folder: Path) -> Tensor | None:
 @pytest.mark.parametrize("name", CHANGES)
 def test_an_option_has_the_effect_that_it_has_in_transformers(name: str, family: str, tmp_path: Path) -> None:
     for number, value in enumerate(CHANGES[name]):
-        changes: dict[str, object] = {name: value}
+        changes: dict[str, object] = {name: deepcopy(value)}  # transformers changes what it is given
         if name == "layer_types" and "sliding_attention" in str(value):
             changes |= {"use_sliding_window": True, "sliding_window": 8}
         folder = write_tiny_model(family, tmp_path / str(number), **changes)

@@ -9,10 +9,12 @@ import torch
 from families import write_tiny_model
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from loong.core.errors import ConfigError
 from loong.kernels.fp8_rows import FP8
 from loong.model.device import CpuDevice
+from loong.model.expert_weight import DenseExperts
 from loong.model.hugging_face import load_config
 from loong.model.mlp import ExpertMLP, GatedMLP
 from loong.model.parameters import Parameters
@@ -218,3 +220,35 @@ def test_weights_quantized_at_load_have_the_scales_of_whole_rows_on_every_rank(t
 def test_what_is_not_supported_is_refused_with_the_list(given: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         parse_quantization("config.json", given)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_experts_in_mxfp4_have_the_values_that_transformers_gives_them(tmp_path: Path, rank: int) -> None:
+    folders = [write_tiny_model("gpt-oss", tmp_path / n, intermediate_size=64) for n in ("plain", "packed")]
+    plain, packed = (load_file(folder / "model.safetensors") for folder in folders)
+    generator = torch.Generator().manual_seed(1)
+    for name, stack in list(packed.items()):
+        if name.endswith(("gate_up_proj", "down_proj")):
+            num_experts, num_columns, num_rows = stack.shape
+            shape = num_experts, num_rows, num_columns // 32
+            blocks = torch.randint(256, (*shape, 16), generator=generator, dtype=torch.uint8)
+            scales = torch.randint(120, 128, shape, generator=generator, dtype=torch.uint8)
+            plain[name] = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32).contiguous()
+            del packed[name]
+            packed |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+    configs = []
+    for folder, tensors in zip(folders, (plain, packed), strict=True):
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((folders[1] / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "mxfp4"}
+    (folders[1] / "config.json").write_text(json.dumps(config))
+    for folder in folders:
+        shard = Shard(load_config(folder), rank, 2)
+        configs.append([layer.mlp for layer in load_weights(folder, shard, CPU).layers])
+    for mlp, other in zip(*configs, strict=True):
+        assert isinstance(mlp, ExpertMLP)
+        assert isinstance(other, ExpertMLP)
+        for weight, same in ((mlp.gate_up, other.gate_up), (mlp.down, other.down)):
+            assert isinstance(weight, DenseExperts)
+            assert isinstance(same, DenseExperts)
+            assert torch.equal(weight.weight, same.weight)

@@ -1,6 +1,7 @@
 import pytest
 import torch
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
@@ -59,7 +60,7 @@ def test_cos_and_sin_of_a_million_positions_are_those_of_transformers() -> None:
 
 
 @given(st.integers(1, 30000), st.integers(0, 1000), st.data())
-@settings(max_examples=40)
+@examples(8, thorough=160)
 def test_dynamic_angles_do_not_depend_on_what_is_computed_together(
     num_prompt_tokens: int, num_output_tokens: int, data: st.DataObject
 ) -> None:

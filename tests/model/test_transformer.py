@@ -1,4 +1,5 @@
 import threading
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -62,6 +63,22 @@ def one_by_one(num_prompt_tokens: int) -> list[int]:
 def assert_close(logits: Tensor, expected: Tensor) -> None:
     assert expected.std() > 0.3
     torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
+
+
+def test_a_layer_begins_without_the_queries_and_attention_of_others(folder: Path) -> None:
+    earlier: list[weakref.ref[Tensor]] = []
+
+    class Watched(FullAttention):
+        def __call__(self, layer_index: int, q: Tensor, sinks: Tensor | None = None, /) -> Tensor:
+            assert not any(tensor() is not None for tensor in earlier)
+            out = super().__call__(layer_index, q, sinks)
+            earlier.extend((weakref.ref(q), weakref.ref(out)))
+            return out
+
+    decoder, positions = load(folder, SingleDevice()), torch.arange(NUM_TOKENS)
+    attention = Watched(decoder.shard).begin(NUM_TOKENS)
+    decoder.forward(TOKENS, positions, positions + 1, attention)
+    assert len(earlier) == 2 * decoder.shard.config.num_layers > 2
 
 
 @pytest.mark.parametrize("num_prompt_tokens", [8, NUM_PROMPT_TOKENS, NUM_TOKENS])

@@ -7,6 +7,7 @@ from dataclasses import astuple, replace
 from random import Random
 
 import pytest
+from examples import seeds
 from profile_samples import NUM_INSTANCES, measured_scenarios
 from simulation import instances_with
 
@@ -66,7 +67,7 @@ def test_every_sample_held_out_is_in_one_row_of_each_part_of_the_table(measured:
 
 
 @pytest.mark.parametrize("num_instances", [1, 2])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", seeds(2, thorough=8))
 def test_the_shortest_profile_has_samples_to_fit_and_samples_held_out(seed: int, num_instances: int) -> None:
     measured = measured_scenarios(PRIOR, seed, PRIOR, num_instances=num_instances)
     assert {m.is_held_out for m in measured} == {False, True}
@@ -148,7 +149,7 @@ def test_the_same_seed_reports_the_same_stories() -> None:
     assert [m.sample for m in first] == [m.sample for m in again]
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", seeds(2, thorough=8))
 def test_stories_keep_the_rules_where_there_is_little_room(seed: int) -> None:
     assert measured_scenarios(PRIOR, seed, PRIOR, kv_capacity=LEAST_ROOM)
 

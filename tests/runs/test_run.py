@@ -36,7 +36,7 @@ def run(sent: Mapping[int, int], late: Mapping[int, int], used: UsedCapacity | N
         usage = TokenUsage(request.num_prompt_tokens, 1)
         records.append(RequestRecord(request, 0.0, 0.0, (time,), time, usage, None))
     metrics = compute_metrics(records, RULE.limits_of(None))
-    return PolicyRun(ASKED, metrics, {}, ServerCounters(), False, used)
+    return PolicyRun(ASKED, metrics, {}, ServerCounters(), False, used, None)
 
 
 def test_every_class_must_meet_the_goal() -> None:

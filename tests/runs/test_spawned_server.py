@@ -107,9 +107,9 @@ def test_a_port_that_was_taken_meanwhile_is_tried_again_with_another(
 ) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
-        free_port = spawned_server._free_port
+        free_port = spawned_server.free_port
         ports = iter([taken.getsockname()[1], free_port()])
-        monkeypatch.setattr(spawned_server, "_free_port", lambda: next(ports))
+        monkeypatch.setattr(spawned_server, "free_port", lambda: next(ports))
         with spawn_server(config(), "esp", tmp_path / "log") as base_url:
             assert status_of(base_url, "/health") == 200
 

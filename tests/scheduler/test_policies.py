@@ -5,7 +5,8 @@ from dataclasses import replace
 from math import inf
 
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from policies import POLICY_NAMES, num_instances_of
 from simulation import instances_with, simulate, timed_request
@@ -71,7 +72,7 @@ def assert_all_complete(requests: Sequence[Request], num_tokens: dict[str, int])
 
 
 @pytest.mark.parametrize("name", POLICY_NAMES)
-@settings(max_examples=5)
+@examples(1, thorough=8)
 @given(data=st.data())
 def test_every_request_ends_with_exactly_its_tokens_and_nothing_leaks(name: str, data: st.DataObject) -> None:
     capacities = data.draw(clusters(name))
@@ -84,7 +85,7 @@ def test_every_request_ends_with_exactly_its_tokens_and_nothing_leaks(name: str,
 
 
 @pytest.mark.parametrize("name", POLICY_NAMES)
-@settings(max_examples=5)
+@examples(1, thorough=8)
 @given(data=st.data())
 def test_requests_that_are_aborted_at_any_time_leave_nothing_behind(name: str, data: st.DataObject) -> None:
     capacities = data.draw(clusters(name))
@@ -98,10 +99,10 @@ def test_requests_that_are_aborted_at_any_time_leave_nothing_behind(name: str, d
 
 
 @pytest.mark.parametrize("name", POLICY_NAMES)
-def test_64_requests_whose_outputs_cannot_all_fit_share_the_room(name: str) -> None:
+def test_32_requests_whose_outputs_cannot_all_fit_share_the_room(name: str) -> None:
     num_instances = num_instances_of(name, 4)
-    requests = [timed_request(number, 20, 40, number * 1e-3) for number in range(64)]
-    run = simulate(name, [1200 // num_instances] * num_instances, requests)
+    requests = [timed_request(number, 20, 40, number * 1e-3) for number in range(32)]
+    run = simulate(name, [600 // num_instances] * num_instances, requests)
     assert_all_complete(requests, {r: len(tokens) for r, tokens in run.tokens.items()})
     if name not in MAY_EVICT:
         assert run.stats.num_preemptions == 0
@@ -184,7 +185,7 @@ def test_a_request_that_lost_too_many_instances_fails_by_name_and_no_other() -> 
 
 
 @pytest.mark.parametrize("name", [n for n in POLICY_NAMES if policy_kind(n).max_instances is None])
-@settings(max_examples=4)
+@examples(1, thorough=8)
 @given(data=st.data())
 def test_every_request_ends_whatever_is_lost_for_a_time(name: str, data: st.DataObject) -> None:
     instances = instances_with([data.draw(st.sampled_from([150, 300, 1000]))] * num_instances_of(name, 4))

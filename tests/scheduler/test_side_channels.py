@@ -1,4 +1,7 @@
-"""No request learns from its times, or from what is cached, what those with another salt have sent."""
+"""No request learns from its times, or from what is cached, what those with another salt have sent.
+
+Nor has it other times because of a cache in which it finds nothing.
+"""
 
 from dataclasses import replace
 
@@ -48,3 +51,16 @@ def test_within_a_salt_both_do(policy: str, delay: float) -> None:
     )
     assert (same[1], other[1]) == (299, 0)
     assert same[0] != other[0]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_where_nothing_is_shared_all_times_are_those_without_a_cache(policy: str) -> None:
+    lengths = [(60 + 37 * n % 200, 2 + 11 * n % 30) for n in range(20)]
+    requests = [
+        replace(timed_request(n, 1, outputs, 0.004 * n), prompt_token_ids=(n,) * prompt)
+        for n, (prompt, outputs) in enumerate(lengths)
+    ]
+    runs = [simulate(policy, [700, 700], requests, keeps_prefixes=keeps) for keeps in (False, True)]
+    assert runs[0].token_times == runs[1].token_times
+    assert runs[0].stats.num_preemptions == runs[1].stats.num_preemptions
+    assert runs[1].stats.num_cached_tokens == 0

@@ -5,7 +5,8 @@ from random import Random
 
 import pytest
 from cluster_machine import ToyBatch
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from policies import POLICY_NAMES
 from policy_machine import WEIGHTS, PolicyMachine
@@ -75,14 +76,14 @@ class KillingMachine(PolicyMachine):
 
 
 @pytest.mark.parametrize("name", POLICY_NAMES)
-@settings(max_examples=2)
+@examples(1, thorough=4)
 @given(seed=st.integers(0, 2**32))
 def test_the_request_at_fault_fails_by_name_and_no_other(name: str, seed: int) -> None:
     kill_instances(KillingMachine(name), Random(seed))
 
 
 @pytest.mark.parametrize("serves", [Service.OWN_HOST, Service.NONE])
-@settings(max_examples=2)
+@examples(1, thorough=4)
 @given(seed=st.integers(0, 2**32))
 def test_so_it_is_where_instances_serve_decode_leases_alone_or_nothing(serves: Service, seed: int) -> None:
     kill_instances(KillingMachine("esp", serves), Random(seed))

@@ -146,7 +146,7 @@ async def test_what_idle_instances_hold_is_reported_with_its_time(serving: Servi
 
 def test_the_page_has_a_mark_for_every_change_of_an_instance() -> None:
     marks = re.findall(r"^  ([a-z]+): \[", PAGE.joinpath("gantt.js").read_text(), re.MULTILINE)
-    assert marks == ["lost", "joined", "draining", "left"]
+    assert marks == [kind.value for kind in ChangeKind]
 
 
 async def test_a_request_reports_its_story(serving: Serving) -> None:

@@ -96,6 +96,7 @@ async def test_parameters_reach_the_engine(serving: Serving) -> None:
     assert [request.sampling_params.temperature for request in engine.requests[1:]] == [0.0, 0.0]
 
 
+@BESIDE_ITS_ENGINE
 async def test_details_and_several_answers_and_stop_sequences(serving: Serving) -> None:
     async with serving(ScriptedEngine(say("one two"))) as url:
         detailed = (await post(url, PATH, inputs="a", parameters={"return_details": True})).json()
@@ -133,6 +134,7 @@ async def test_a_client_that_leaves_ends_its_request(serving: Serving) -> None:
     assert engine.aborted
 
 
+@BESIDE_ITS_ENGINE
 @pytest.mark.parametrize("path", [PATH, STREAM])
 @pytest.mark.parametrize(
     ("body", "param", "named"),
@@ -167,6 +169,7 @@ async def test_what_cannot_be_served_is_refused_by_lightllms_names(
     assert named in error["message"]
 
 
+@BESIDE_ITS_ENGINE
 async def test_a_stream_has_one_answer(serving: Serving) -> None:
     async with serving(ScriptedEngine()) as url:
         error = await error_of(url, STREAM, 400, inputs="a", parameters={"n": 2})

@@ -43,6 +43,17 @@ async def test_no_other_key_opens_them(serving: Serving, method: str, path: str,
     assert not engine.asked
 
 
+@pytest.mark.parametrize(("method", "path"), [("POST", "/admin/scale"), ("GET", "/admin/instances")])
+async def test_the_only_engine_is_engine_0(serving: Serving, method: str, path: str) -> None:
+    engine = ScriptedEngine(cluster=TWO)
+    async with serving(engine, admin_key=KEY) as url:
+        refused = await ask(url, method, f"{path}?engine=1", num_instances=2)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "engine")
+        assert "'1': this server has one, 0" in refused.json()["error"]["message"]
+        assert not engine.asked
+        assert (await ask(url, method, f"{path}?engine=0", num_instances=2)).status_code == 200
+
+
 async def test_the_admin_key_is_no_key_of_users(serving: Serving) -> None:
     async with serving(ScriptedEngine(), admin_key=KEY, api_keys=("users-key",)) as url:
         assert (await ask(url, "GET", "/v1/models")).status_code == 401
@@ -56,8 +67,11 @@ async def test_a_change_is_answered_at_once_with_its_beginning(serving: Serving)
     assert before == {
         "num_instances": 2,
         "max_instances": 4,
+        "memory_instances": 0,
         "is_done": True,
-        "instances": [{"id": i, "state": "serving", "kv_used": 0, "kv_capacity": 4096} for i in range(2)],
+        "instances": [
+            {"id": i, "state": "serving", "kv_used": 0, "kv_capacity": 4096, "kind": "full"} for i in range(2)
+        ],
     }
     assert engine.asked == [3]
     assert (changing.json()["num_instances"], changing.json()["is_done"]) == (3, False)

@@ -25,9 +25,11 @@ STATS = ClusterStats(
     num_hand_overs=9,
     num_served_tokens=44,
     num_relayed_tokens=45,
+    num_window_dropped_tokens=46,
     busy_seconds=2.5,
     num_retained_tokens=500,
     num_migrated_tokens=70,
+    num_memory_tokens=30,
     num_preemptions_by_reason={PreemptionReason.TOO_LONG: 2, PreemptionReason.NO_ROOM: 1},
     num_batches_by_dop={1: 10, 2: 4, 8: 1, 10: 2, 128: 1},
 )
@@ -66,10 +68,12 @@ async def test_the_clusters_metrics_are_its_snapshot(serving: Serving) -> None:
     assert samples["loong:esp_hand_over_total", ""] == 9
     assert samples["loong:kv_served_tokens_total", ""] == 44
     assert samples["loong:kv_relayed_tokens_total", ""] == 45
+    assert samples["loong:kv_window_dropped_tokens_total", ""] == 46
     assert samples["loong:busy_seconds_total", ""] == 2.5
     assert set(SERIES.values()) <= {name for name, _ in samples}, "what benchmarks read"
     assert samples["loong:kv_retained_tokens_total", ""] == 500
     assert samples["loong:kv_migrated_tokens_total", ""] == 70
+    assert samples["loong:kv_memory_tokens_total", ""] == 30
     assert [samples["loong:instance_kv_tokens", i] for i in "01"] == [100, 400]
 
 

@@ -147,3 +147,10 @@ def test_a_request_cannot_be_added_to_the_past() -> None:
     late = request_of(0, WorkloadRequest(1.0, RequestShape((TokenRun(1, 3),), 2)), LIMITS)
     with pytest.raises(InvalidEventError, match="arrives at 1 s, but is drawn when it is 2 s already"):
         executor.add_arrival(late)
+
+
+def test_bounds_of_a_token_are_targets_of_a_request() -> None:
+    limits = parse_slo("loongserve-10", workload="mixed").limits_of(None)
+    request = request_of(0, WorkloadRequest(0.0, RequestShape((TokenRun(1, 500),), 2)), limits)
+    assert request.slo is not None
+    assert (request.slo.ttft, request.slo.tpot) == pytest.approx((45.0, 0.36))

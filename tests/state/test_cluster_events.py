@@ -338,9 +338,9 @@ def test_slots_for_kv_that_was_to_arrive_from_a_void_batch_are_released_once() -
     state.apply(BatchEndPredicted(0.5, 1, 1.0))
     commit(state, IterationPlan(migrations=(KVMigration(KVSegment("r", range(1), 0), 1),)), 0.5)
     assert state.apply(InstanceLost(1.0, 0)).instructions == (
+        ReleaseKV("r", (1,), range(1)),
         ReleaseKV("r", (1,), range(2, 4, 2), is_void=True),
         ReleaseKV("r", (1,), range(1, 4, 2), is_void=True),
-        ReleaseKV("r", (1,), range(1)),
     )
     assert used(state) == [0, 0, 0]
 
@@ -469,7 +469,7 @@ def test_kv_that_is_pushed_and_leases_of_several_masters_are_counted() -> None:
     writes = tuple(KVSegment(b.request_id, range(4, 6), b.master_id) for b in blocks)
     commit(state, IterationPlan((BatchPlan(ESPGroup((3, 1)), blocks, writes, 2),)), 1.0)
     stats = state.snapshot(1.0).stats
-    assert (stats.num_leases, stats.num_multi_master_leases) == (1, 1)
+    assert (stats.num_leases, stats.num_group_leases, stats.num_multi_master_leases) == (1, 1, 1)
     assert stats.busy_seconds == 0.0, "no batch reported its start"
 
 

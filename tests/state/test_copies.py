@@ -6,10 +6,12 @@ import pytest
 from shared_prefixes import PrefixCluster
 
 from loong.core.errors import InvalidPlanError
-from loong.core.events import InstanceDraining, InstanceLost, MigrationFinished, PrefixCacheReset
+from loong.core.events import Event, InstanceDraining, InstanceLost, MigrationFinished, PrefixCacheReset
 from loong.core.instance import MAX_MOVING_TOKENS, ElasticInstance, InstanceKind
+from loong.core.instructions import ReleaseKV, ShareKV
 from loong.core.placement import InstanceId, KVSegment, OwnerView
 from loong.core.plan import Borrowing, Eviction, IterationPlan, KVMigration
+from loong.core.request import FinishReason
 from loong.state.cluster_state import ClusterState
 
 PROMPT = tuple(range(100, 120))
@@ -158,6 +160,26 @@ def test_copies_go_before_kv_that_is_nowhere_else() -> None:
     assert places(cluster)[1] == 5  # less than what the new one takes
 
 
+def test_a_copy_goes_first_only_where_kv_stays_less_long() -> None:
+    cluster = PrefixCluster(2, 50)
+    for number, (instance_id, num_tokens) in enumerate(((0, 20), (1, 20), (1, 20), (1, 25))):
+        cluster.arrive(f"old {number}", tuple(range(n := 1000 * number + 1000, n + num_tokens)))
+        running = cluster.begin(f"old {number}", group=(instance_id,))  # the last one evicts another
+        cluster.finish(running, token_id=0, finish_reason=FinishReason.STOP)
+    cluster.arrive("first", PROMPT)
+    cluster.run_to_end("first")
+    cluster.arrive("a", PROMPT)
+    (copied,) = {c.segment.owner_id for c in cluster.view("a").cached}
+    segment = KVSegment(copied, range(len(PROMPT)), 0)
+    end_move(cluster, begin_move(cluster, KVMigration(segment, 1, keeps_source=True)))
+    cluster.arrive("new", tuple(range(900, 920)))
+    cluster.begin("new", group=(0,))
+    assert cluster.snapshot().owners[copied].placement.tokens_by_instance() == {0: 20, 1: 20}
+    cluster.arrive("newer", tuple(range(950, 970)))
+    cluster.begin("newer", group=(1,))
+    assert cluster.snapshot().owners[copied].placement.tokens_by_instance() == {0: 20}
+
+
 @pytest.mark.parametrize("is_committed", [False, True])
 def test_nothing_is_left_of_a_copy_in_flight_after_a_reset(*, is_committed: bool) -> None:
     cluster = cached_cluster()
@@ -187,6 +209,42 @@ def test_what_is_lost_with_an_instance_neither_arrives_nor_stays() -> None:
         begin_move(cluster, migration(cluster, 1))
         cluster.state.apply(InstanceLost(next(cluster.times), lost_id))
         assert [sum(pair) for pair in counts(cluster)] == [20 if lost_id else 0, 0]
+
+
+def test_nothing_is_released_on_a_draining_instance_that_is_lost_with_a_move_from_it() -> None:
+    cluster = cached_cluster()
+    cluster.arrive("a", PROMPT)
+    begin_move(cluster, migration(cluster, 1))
+    cluster.state.apply(InstanceDraining(next(cluster.times), 0))
+    instructions = cluster.state.apply(InstanceLost(next(cluster.times), 0)).instructions
+    released = [i.instance_ids for i in instructions if isinstance(i, ReleaseKV)]
+    assert released == [(1,)]
+
+
+@pytest.mark.parametrize("end", ["source lost", "failed"])
+def test_room_for_kv_that_does_not_arrive_is_released_before_a_copy_there_is_read(end: str) -> None:
+    cluster = cached_cluster()
+    cluster.arrive("a", PROMPT)
+    copy(cluster)
+    cluster.finish(begin_reading(cluster, "a", 0))
+    (read, *_) = cluster.view("a").placement.segments
+    moved = begin_move(cluster, KVMigration(read, 1))
+    if end == "failed":
+        cluster.state.apply(InstanceDraining(next(cluster.times), 0))
+        ended: Event = MigrationFinished(next(cluster.times), moved, is_committed=False)
+    else:
+        ended = InstanceLost(next(cluster.times), 0)
+    of_request = [
+        instruction
+        for instruction in cluster.state.apply(ended).instructions
+        if (
+            isinstance(instruction, ReleaseKV)
+            and (instruction.owner_id, instruction.instance_ids) == ("a", (1,))
+        )
+        or (isinstance(instruction, ShareKV) and instruction.user_id == "a")
+    ]
+    assert [type(instruction) for instruction in of_request] == [ReleaseKV, ShareKV]
+    assert readers(cluster, "a") == [1]
 
 
 def test_plans_that_break_the_rules_of_copies_are_refused() -> None:

@@ -4,7 +4,8 @@ from collections import Counter
 from itertools import count
 
 import numpy as np
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -161,7 +162,7 @@ def test_kv_that_all_its_users_have_left_is_unread(leaving: list[str]) -> None:
     assert owner.unread == owner.placement
 
 
-@settings(max_examples=30)
+@examples(6, thorough=120)
 @given(st.sampled_from((0, 1, 4095, 4096, 4097, 9000)), st.integers(0, 9000), st.integers(0, 5))
 def test_tokens_match_up_to_the_first_that_differs(num_equal: int, num_more: int, start: int) -> None:
     own = np.arange(9000, dtype=np.int32)

@@ -49,6 +49,16 @@ def num_equal(one: Tokens, other: Tokens) -> int:
     )
 
 
+@given(st.lists(sequences, min_size=1, max_size=8), st.integers(0, 12))
+def test_a_path_that_goes_on_after_a_known_one_is_that_of_all_tokens(found: list[Tokens], cut: int) -> None:
+    _, tree = new_tree()
+    before = {tokens: path_in(tree, "x", tokens[:cut]) for tokens in found}
+    for tokens, known in before.items():
+        whole = tree.path("x", np.array(tokens, dtype=np.int32), known=known)
+        assert tokens_of(whole) == tokens
+        assert whole == path_in(tree, "x", tokens)
+
+
 @given(st.lists(st.tuples(salts, sequences), min_size=1, max_size=12))
 def test_sequences_have_the_same_owners_just_where_they_begin_alike(found: list[tuple[str, Tokens]]) -> None:
     _, tree = new_tree()
@@ -78,6 +88,25 @@ def test_owners_without_kv_go_with_the_last_request_that_has_their_tokens(
         before = {owner.parent.owner_id for owner in tree.by_id.values() if owner.parent is not None}
         assert named <= tree.by_id.keys() <= named | before
     assert is_empty(tree)
+
+
+def test_kv_of_an_earlier_use_can_be_evicted_where_the_last_use_had_none() -> None:
+    pools, tree = new_tree()
+    whole = path_in(tree, "x", (0,) * 12)
+    (owner, _), *_ = whole
+    tree.follow("r", whole)
+    pools.reserve({0: 4, 1: 8})
+    tree.give(owner, "r", [KVSegment("r", range(4), 0), KVSegment("r", range(4, 12), 1)])
+    tree.touch(whole)
+    tree.leave(owner, "r")
+    tree.touch(path_in(tree, "x", (0,) * 4))
+    pools.reserve({0: CAPACITY - 3})
+    tree.make_room()
+    pools.release({0: CAPACITY - 3})
+    assert pools.instances[0].kv_cached == 3
+    tree.touch(whole)
+    tree.empty(0)
+    assert pools.instances[0].kv_cached == 0
 
 
 def is_empty(tree: PrefixTree) -> bool:

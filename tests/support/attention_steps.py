@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import torch
 from hypothesis import strategies as st
@@ -11,9 +12,11 @@ from loong.core.instance import ESPGroup
 from loong.core.kv_layout import KVLayout, row_of_heads
 from loong.core.placement import InstanceId, KVSegment, Placement
 from loong.core.plan import BatchPlan, QueryBlock, Transfer
-from loong.core.positions import dealt, first_of
+from loong.core.positions import dealt, first_of, subtract
 from loong.core.request import RequestId
 from loong.worker.kv.pool import KVPool
+
+Part = TypeVar("Part", QueryBlock, KVSegment)
 
 NUM_INSTANCES = 4
 EVERYONE = range(NUM_INSTANCES)
@@ -58,8 +61,15 @@ class GivenStep:
         num_slots = 2 * sum(map(len, self.known.values()))
         pool = KVPool(layout, num_slots, torch.device("cpu"))
         pool.layer(0).view(torch.uint8).fill_(0xFF)
+        nodes = set[KVSegment]()
         for request_id, placement in self.placements.items():
-            for positions in placement.on(instance_id):
+            shared = [segment for segment in placement.shared if segment.instance_id == instance_id]
+            for segment in shared:
+                if segment not in nodes:
+                    nodes.add(segment)
+                    pool.allocate(segment.owner_id, segment.positions)
+                pool.share(segment.owner_id, request_id, segment.positions)
+            for positions in subtract(placement.on(instance_id), *[segment.positions for segment in shared]):
                 pool.allocate(request_id, positions)
         return pool
 
@@ -116,6 +126,42 @@ def given_steps(
             writes += draw(_stored_by_masters(queries, request_id, members))
     batch = BatchPlan(ESPGroup(members), tuple(draw(st.permutations(queries))), tuple(writes))
     return GivenStep(batch, placements)
+
+
+@st.composite
+def sharing_steps(draw: st.DrawFn, transfers: tuple[Transfer, ...] = tuple(Transfer)) -> GivenStep:
+    """Draw a step as `given_steps`, of requests behind paths of a tree whose nodes they share."""
+    step = draw(given_steps(transfers, most_requests=5))
+    holders = step.batch.group.instance_ids
+    if transfers == (Transfer.QUERY,):
+        holders = tuple(EVERYONE)
+    size, nodes = draw(st.integers(1, 4)), dict[str, tuple[KVSegment, ...]]()
+    placements, shifts = {}, {}
+    for request_id, placement in step.placements.items():
+        path = draw(st.text("ab", max_size=3))
+        for depth in range(len(path)):
+            if (node := path[: depth + 1]) not in nodes:
+                homes = draw(st.lists(st.sampled_from(holders), min_size=size, max_size=size))
+                held = enumerate(homes, start=depth * size)
+                whole = Placement().adding(KVSegment(node, range(p, p + 1), home) for p, home in held)
+                nodes[node] = whole.segments
+        shared = tuple([segment for depth in range(len(path)) for segment in nodes[path[: depth + 1]]])
+        shifts[request_id] = len(path) * size
+        placements[request_id] = (
+            Placement()
+            .adding(segment._replace(owner_id=request_id) for segment in shared)
+            .adding(_later(segment, shifts[request_id]) for segment in placement.segments)
+            .sharing(shared)
+        )
+    queries = tuple([_later(block, shifts[block.request_id]) for block in step.batch.queries])
+    writes = tuple([_later(segment, shifts[segment.owner_id]) for segment in step.batch.writes])
+    return GivenStep(replace(step.batch, queries=queries, writes=writes), placements)
+
+
+def _later(part: Part, number: int) -> Part:
+    """Return a block or a segment at positions higher by a number."""
+    start, stop, step = part.positions.start, part.positions.stop, part.positions.step
+    return part._replace(positions=range(start + number, stop + number, step))
 
 
 @st.composite

@@ -16,12 +16,13 @@ from loong.attention.attention_step import AttentionStep
 from loong.attention.elastic import ElasticAttention
 from loong.attention.push import await_stored
 from loong.core.kv_layout import KVLayout
-from loong.core.placement import InstanceId
+from loong.core.placement import InstanceId, KVSegment
 from loong.core.request import RequestId
 from loong.fabric.lanes import Lane
 from loong.fabric.messages.socket_fabric import SocketFabric
 from loong.fabric.world import World
 from loong.kernels import attend
+from loong.kernels.kv_rows import quantized
 from loong.model.device import CpuDevice
 from loong.model.tensor_parallel import Shard
 from loong.model.tiny import CONFIG
@@ -56,9 +57,14 @@ class Tokens:
             num = max(known) + 1
             q[request_id] = 3 * torch.randn(num, heads.num_heads, heads.head_dim, generator=generator)
             kv[request_id] = torch.randn(num, 2, heads.num_kv_heads, heads.head_dim, generator=generator)
+        first_of: dict[KVSegment, RequestId] = {}
+        for request_id, placement in step.placements.items():
+            for segment in placement.shared:
+                its = list(segment.positions)
+                kv[request_id][its] = kv[first_of.setdefault(segment, request_id)][its]
         return cls(q, kv)
 
-    def expected(self, step: GivenStep) -> dict[tuple[RequestId, int], Tensor]:
+    def expected(self, step: GivenStep, window: int | None = None) -> dict[tuple[RequestId, int], Tensor]:
         """Return the attention of each query over all KV in one place, by request and position."""
         found = {}
         for request_id, known in step.known.items():
@@ -73,6 +79,7 @@ class Tokens:
                     scale=self.q[request_id].shape[-1] ** -0.5,
                     q_positions=own,
                     kv_positions=keys,
+                    window=window,
                 ).out[0]
         return found
 
@@ -201,7 +208,9 @@ def pool_with_history(step: GivenStep, instance_id: InstanceId, tokens: Tokens, 
 
 
 def stored(kv: Tensor, target: Tensor) -> Tensor:
-    """Return KV [T, 2, K, D] as rows like those of the target, which has as many bytes a row."""
+    """Return KV [T, 2, K, D] as rows like those of the target: of as many bytes a row, or in FP8."""
+    if target.dtype == torch.uint8 and target.shape[1] != kv.shape[1:].numel() * kv.itemsize:
+        return quantized(kv)
     return kv.flatten(1).view(target.dtype).view(len(kv), *target.shape[1:])
 
 

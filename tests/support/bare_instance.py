@@ -19,6 +19,7 @@ from loong.worker.backend import Backend
 from loong.worker.config import WorkerConfig
 from loong.worker.kv.pool import KVPool
 from loong.worker.kv_part import KVPart
+from loong.worker.parts import MemoryPart
 from loong.worker.runner import BatchRunner
 from loong.worker.service import AttentionService
 
@@ -72,6 +73,7 @@ def bare_config(
         load_format="dummy",
         dtype=None,
         quantization=None,
+        kv_cache_dtype="auto",
         seed=0,
         kv_capacity=kv_capacity,
         host_kv_capacity=host_kv_capacity,
@@ -90,8 +92,9 @@ class WeightlessInstance:
         self, fabric: Fabric, instance_id: InstanceId, folder: Path, backend: Backend, num_slots: int = 1024
     ) -> None:
         config = bare_config(instance_id, fabric.world.num_instances, num_slots)
-        self._kv = KVPart(config, Shard(find_config(str(folder))), fabric, backend)
-        self._kv.warm_up(leases=None)
+        shard = Shard(find_config(str(folder)))
+        self._kv = KVPart(config, shard, fabric, backend)
+        self._kv.warm_up(MemoryPart(config, shard, fabric, backend).warm_up(self._kv.pool))
         self._served: set[OwnerId] = set()
         self._fabric, self._instance_id = fabric, instance_id
 
@@ -100,8 +103,9 @@ class WeightlessInstance:
         for owner_id in self._served:
             self._kv.wait_for(owner_id)
 
-    def carry_out(self, command: RunBatch) -> Outcome:
+    def carry_out(self, command: RunBatch | ReleaseKV | ShareKV) -> Outcome:
         """Serve a batch if this instance holds KV of it, after those before it."""
+        assert isinstance(command, RunBatch), "it is given no others yet"
         before = self._fabric.traffic.snapshot()
         for owner_id in command.plan.request_ids:
             self._kv.wait_for(owner_id)
@@ -132,7 +136,7 @@ class BareInstance:
         self._runner = BatchRunner(instance_id, model, self._pool, fabric, backend, constraints)
         self._runner.warm_up()
         self._service = AttentionService(instance_id, shard, self._pool, fabric, backend)
-        self._service.warm_up(self._runner.leases)
+        self._service.warm_up(self._runner.served)
         self._served: set[OwnerId] = set()
         self._fabric, self._instance_id, self._stop = fabric, instance_id, stop
 

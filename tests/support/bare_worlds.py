@@ -9,7 +9,7 @@ from capturing_backend import CapturingBackend
 from machines import H200_GRAPH_LIMITS
 from socket_worlds import run_in_world
 
-from loong.core.instructions import ReleaseKV, RunBatch
+from loong.core.instructions import ReleaseKV, RunBatch, ShareKV
 from loong.core.placement import InstanceId
 from loong.fabric.messages.socket_fabric import SocketFabric
 from loong.fabric.world import World
@@ -18,7 +18,7 @@ from loong.fabric.world import World
 def run_commands(
     folder: Path,
     num_instances: int,
-    commands: Sequence[RunBatch | ReleaseKV],
+    commands: Sequence[RunBatch | ReleaseKV | ShareKV],
     stops: Mapping[InstanceId, Stop] | None = None,
     *,
     takes_leases: bool = False,
@@ -39,7 +39,7 @@ def _on_instance(
     instance_id: InstanceId,
     tp_rank: int,
     folder: Path,
-    commands: Sequence[RunBatch | ReleaseKV],
+    commands: Sequence[RunBatch | ReleaseKV | ShareKV],
     stops: Mapping[InstanceId, Stop],
     takes_leases: bool,
     num_slots: int,

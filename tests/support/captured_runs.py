@@ -7,7 +7,7 @@ from typing import cast
 
 import pytest
 import torch
-from bare_instance import BareInstance, Outcome
+from bare_instance import BareInstance, Outcome, WeightlessInstance
 from machines import H200_GRAPH_LIMITS
 from mailbox_backend import MailboxBackend
 from socket_worlds import Carrier, run_in_world
@@ -27,10 +27,12 @@ def run_by_mailboxes(
     carrier: Carrier = Carrier.ARENAS,
     graph_limits: CudaGraphLimits = H200_GRAPH_LIMITS,
     tp_size: int = 1,
+    weightless_ids: tuple[InstanceId, ...] = (),
 ) -> list[list[Outcome]]:
     """Return the outcomes of all commands on each instance, on processors."""
-    world, backend_of = World(num_instances, tp_size), partial(_interpreted, graph_limits)
-    ran = run_in_world(_run, world, folder, commands, backend_of, 256, carrier=carrier)
+    world, make_backend = World(num_instances, tp_size), partial(_interpreted, graph_limits)
+    given = commands, make_backend, 256, weightless_ids
+    ran = run_in_world(_run, world, folder, *given, carrier=carrier)
     return cast("list[list[Outcome]]", ran)[::tp_size]
 
 
@@ -49,17 +51,16 @@ def run_on_gpus(
     return cast("list[list[Outcome]]", ran)[::tp_size]
 
 
-def _interpreted(graph_limits: CudaGraphLimits, instance_id: InstanceId) -> Backend:
+def _interpreted(graph_limits: CudaGraphLimits) -> Backend:
     return MailboxBackend(graph_limits)
 
 
-def _on_gpu(instance_id: InstanceId) -> Backend:
+def _on_gpu() -> Backend:
     from loong.worker.cuda_backend import CudaBackend  # not at the top: it needs Triton for GPUs
 
+    index = torch.get_default_device().index  # of this process's fabric
     torch.set_default_device("cpu")
-    backend = CudaBackend(
-        instance_id % torch.cuda.device_count(), torch.float32, graph_limits=H200_GRAPH_LIMITS
-    )
+    backend = CudaBackend(index, torch.float32, graph_limits=H200_GRAPH_LIMITS)
     backend.warm_up_lengths = ()
     return backend
 
@@ -70,11 +71,16 @@ def _run(
     tp_rank: int,
     folder: Path,
     commands: Sequence[RunBatch | ReleaseKV | ShareKV],
-    backend_of: Callable[[InstanceId], Backend],
+    make_backend: Callable[[], Backend],
     num_slots: int,
+    weightless_ids: tuple[InstanceId, ...] = (),
 ) -> list[Outcome]:
-    instance = BareInstance(fabric, instance_id, folder, None, backend_of(instance_id), num_slots)
-    instance.poison()
+    instance: BareInstance | WeightlessInstance
+    if instance_id in weightless_ids:
+        instance = WeightlessInstance(fabric, instance_id, folder, make_backend(), num_slots)
+    else:
+        instance = BareInstance(fabric, instance_id, folder, None, make_backend(), num_slots)
+        instance.poison()
     outcomes = [instance.carry_out(command) for command in commands]
     instance.end_service()
     return outcomes

@@ -23,6 +23,7 @@ from loong.core.plan import (
 from loong.core.positions import common, first_of, subtract
 from loong.core.request import RequestView
 from loong.core.snapshot import Snapshot
+from loong.core.window_memory import ending_before
 from loong.scheduler.policy import Policy
 
 _MAX_DRAWS = 20
@@ -101,6 +102,9 @@ class _Draw:
         evictions += self._owner_evictions([*copied, *migrations], waiting)
         migrations += copied
         batches = tuple(self._batches(computed))
+        begun_ids = {request_id for batch in batches for request_id in batch.request_ids}
+        for view in [v for v in running if v.request_id in begun_ids and self.random.random() < 0.15]:
+            migrations += self._migrations(view)  # while the batch reads it
         ends = tuple(self._lease_ends())
         return IterationPlan(
             batches,
@@ -127,6 +131,8 @@ class _Draw:
                 if self.free[segment.instance_id] >= len(positions):
                     chosen.append(CachedKV(segment._replace(positions=positions), is_read))
                     self.free[segment.instance_id] -= len(positions)  # it may be read no more
+        if view.no_ends:
+            chosen = [*ending_before(chosen, view.no_ends)]
         own = [c.segment._replace(owner_id=view.request_id) for c in chosen]
         return replace(view, placement=view.placement.adding(own), cached=tuple(chosen))
 
@@ -263,7 +269,14 @@ class _Draw:
             if chunk is not None:
                 queries += chunk[0]
                 writes += chunk[1]
-        return BatchPlan(ESPGroup(group), tuple(queries), tuple(writes), num_steps) if queries else None
+        if not queries:
+            return None
+        batch = BatchPlan(ESPGroup(group), tuple(queries), tuple(writes), num_steps)
+        if num_steps == 1:
+            return batch
+        number = min(self.random.randint(1, 4), len(batch.request_ids))
+        rotates = 1 < len(group) == number - 1
+        return replace(batch, num_micro_batches=number, rotates=rotates and self.random.random() < 0.7)
 
     def _lease(
         self, view: RequestView, group: tuple[InstanceId, ...], num_steps: int

@@ -1,14 +1,24 @@
-"""The processes that another has started."""
+"""The processes that another has started. Those that end while they are looked at count as not there."""
 
 import os
 from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path
+
+import warm_commands
 
 
 def children_of(pid: int) -> list[int]:
     """Return those that are still there, in the order of their start."""
-    threads = Path(f"/proc/{pid}/task").glob("*/children")
-    return sorted(int(child) for children in threads for child in children.read_text().split())
+    # A list of children is of a thread, and loses those of one that ends while it is read.
+    processes = [int(folder.name) for folder in Path("/proc").iterdir() if folder.name.isdigit()]
+    return sorted(child for child in processes if _parent_of(child) == pid)
+
+
+def _parent_of(pid: int) -> int | None:
+    with suppress(FileNotFoundError, ProcessLookupError):
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return None  # it has ended
 
 
 def fork_servers_of(pid: int) -> list[int]:
@@ -38,14 +48,26 @@ def own_forked(module: str, besides: Collection[int] = ()) -> list[int]:
 
 
 def _from_fork_servers(pid: int) -> list[int]:
-    return [child for child in children_of(pid) if "fork_server" in command_of(child)]
+    found = [child for child in children_of(pid) if "fork_server" in command_of(child)]
+    return [child for child in found if name_of(child) != warm_commands.NAME]
 
 
 def _is_forked(pid: int) -> bool:
     """Return whether a process has the pipe that only those have that were forked."""
-    return str(Path(f"/proc/{pid}/fd/0").readlink()).startswith("pipe:")
+    with suppress(FileNotFoundError, ProcessLookupError):
+        return str(Path(f"/proc/{pid}/fd/0").readlink()).startswith("pipe:")
+    return False
+
+
+def name_of(pid: int) -> str:
+    """Return the name that it has given itself; nothing if it has ended."""
+    with suppress(FileNotFoundError, ProcessLookupError):
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    return ""
 
 
 def command_of(pid: int) -> str:
-    """Its arguments, in a row."""
-    return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").replace("\0", " ")
+    """Return its arguments, in a row; nothing if it has ended."""
+    with suppress(FileNotFoundError, ProcessLookupError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").replace("\0", " ")
+    return ""

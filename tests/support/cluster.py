@@ -11,6 +11,7 @@ from functools import cache, partial
 from typing import TypeAlias
 
 from simulated_hosts import SimulatedHosts, simulated_hosts
+from warm_commands import warm_fork_servers
 
 from loong.core.cluster_history import ClusterHistory
 from loong.core.cost.cost_model import CostModel
@@ -22,7 +23,9 @@ from loong.core.plan import IterationPlan
 from loong.core.prompt_logprobs import PromptLogprobs
 from loong.core.request import FinishReason, Request, RequestId
 from loong.core.snapshot import Snapshot
+from loong.core.window_memory import WindowMemory
 from loong.engine.client import EngineLimits
+from loong.engine.cluster_size import NO_MEMORY, MemoryNumbers
 from loong.engine.engine import Engine
 from loong.engine.health import Health
 from loong.engine.loop import Scheduling
@@ -93,12 +96,15 @@ class Cluster:
         max_instances: int,
         hosts: SimulatedHosts | None = None,
         *,
+        memory: MemoryNumbers = NO_MEMORY,
         keeps_prefixes: bool = False,
+        windows: WindowMemory | None = None,
     ) -> None:
         self.full_ids = tuple(i.instance_id for i in instances if i.kind is InstanceKind.FULL)
         self.host_ids = tuple(i.instance_id for i in instances if i.kind is InstanceKind.HOST)
-        self._executor, self._hosts = executor, hosts
-        self._state = ClusterState(instances, keeps_prefixes=keeps_prefixes)
+        self.memory_ids = tuple(i.instance_id for i in instances if i.kind is InstanceKind.ATTENTION)
+        self._hosts = hosts
+        self._state = ClusterState(instances, keeps_prefixes=keeps_prefixes, windows=windows)
         self._recorder = Recorder(executor)
         self._policy: Policy = plan_nothing
         self._num_expected = 0
@@ -110,6 +116,7 @@ class Cluster:
         self.lines: list[Line] = []
         log = DecisionLog(None, listeners=[lambda line, _: self.lines.append(line)])
         scheduling = Scheduling(self._state, self._plan, WorkCostModel(), self._recorder, (timeline, log))
+        self.observe, self.executor = scheduling.observe, executor
         capacity = sum(instance.kv_capacity for instance in instances)
         kv_capacity, num_instances = instances[0].kv_capacity, len(self.full_ids)
         scaling = Scaling(
@@ -119,6 +126,7 @@ class Cluster:
             kv_capacity,
             lambda _: None,
             lambda instance_ids: sum(kv_capacity for _ in instance_ids),
+            memory,
         )
         limits = EngineLimits(capacity, capacity, 1 << 30)
         self._engine = Engine(scheduling, executor, limits, timeline, scaling)
@@ -183,9 +191,9 @@ class Cluster:
                 await self._planned.wait()
                 self._raise_failure()
 
-    def scale(self, num_instances: int) -> None:
+    def scale(self, num_instances: int, num_memory: int | None = None) -> None:
         """Begin to change the number of instances, from any thread."""
-        self._loop.call_soon_threadsafe(self._engine.scale, num_instances)
+        self._loop.call_soon_threadsafe(self._engine.scale, num_instances, num_memory)
 
     def abort(self, request_id: RequestId) -> None:
         """Let the client of a request go now; for policies, which run in the engine's thread."""
@@ -205,7 +213,7 @@ class Cluster:
     def stop(self) -> None:
         """Let the engine end."""
         with suppress(RuntimeError):  # it has ended before
-            self._loop.call_soon_threadsafe(self._executor.post, Drained())
+            self._loop.call_soon_threadsafe(self.executor.post, Drained())
 
     async def _serve(self, clients: "_Clients", policy: Policy, timeout: float) -> Outputs:
         self._policy, self._clients = policy, clients
@@ -307,7 +315,14 @@ def running_cluster(
     started: Future[Cluster] = Future()
     instances = config.instances if believed is None else believed
     work = partial(
-        _run, config, instances, lookahead, backoff, fork_server or _fork_server(), started, keeps_prefixes
+        _run,
+        config,
+        instances,
+        lookahead,
+        backoff,
+        fork_server or shared_fork_server(),
+        started,
+        keeps_prefixes,
     )
     thread = threading.Thread(target=lambda: asyncio.run(work()))
     thread.start()
@@ -319,8 +334,9 @@ def running_cluster(
 
 
 @cache
-def _fork_server() -> ForkServer:
-    server = worker_fork_server()
+def shared_fork_server() -> ForkServer:
+    with warm_fork_servers():
+        server = worker_fork_server()
     atexit.register(server.close)
     return server
 
@@ -334,15 +350,17 @@ async def _run(
     started: Future[Cluster],
     keeps_prefixes: bool,
 ) -> None:
-    new_cluster = partial(Cluster, keeps_prefixes=keeps_prefixes)
+    new_cluster = partial(
+        Cluster, memory=config.memory_numbers, keeps_prefixes=keeps_prefixes, windows=config.windows
+    )
     try:
         if config.num_hosts > 1:
             with simulated_hosts(config) as hosts:
                 async with workers_of(config, hosts, lookahead, backoff=backoff) as executor:
-                    await _serve(new_cluster(executor, instances, config.world_size, hosts), started)
+                    await _serve(new_cluster(executor, instances, config.most_instances, hosts), started)
         else:
             async with local_workers(config, lookahead, fork_server, backoff=backoff) as executor:
-                await _serve(new_cluster(executor, instances, config.world_size), started)
+                await _serve(new_cluster(executor, instances, config.most_instances), started)
     except BaseException as error:
         if started.done():
             raise

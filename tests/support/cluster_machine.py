@@ -1,6 +1,6 @@
 """A state machine of clients, faults and workers around `ClusterState`; the workers count their own slots."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain, count
@@ -27,14 +27,18 @@ from loong.core.events import (
     ProducedToken,
     RequestAborted,
     RequestArrived,
+    RoomLent,
+    RoomReturned,
     TokensProduced,
 )
 from loong.core.instance import ElasticInstance, ESPGroup, InstanceKind
 from loong.core.instructions import (
     ExtendLease,
     Instruction,
+    LendSlots,
     MoveKV,
     ReleaseKV,
+    ReleaseWindows,
     RunBatch,
     RunScoredBatch,
     ShareKV,
@@ -49,16 +53,20 @@ from loong.core.plan import (
     QueryBlock,
     Transfer,
 )
-from loong.core.request import FinishReason, Request, RequestId, SamplingParams
+from loong.core.request import Continuation, FinishReason, Request, RequestId, SamplingParams
 from loong.core.snapshot import Snapshot
+from loong.core.window_memory import WindowMemory
 from loong.state.cluster_state import ClusterState
 
 SPARE = 9
+WINDOWS = WindowMemory(5, 45, 6)
+HOST_ID = 5
 INSTANCES = {
     **{i: ElasticInstance(i, 1, InstanceKind.FULL, 40) for i in range(4)},
     4: ElasticInstance(4, 1, InstanceKind.ATTENTION, 40),
     5: ElasticInstance(5, 2, InstanceKind.HOST, 60),
 }
+LARGER = {i: replace(instance, kv_capacity=100) for i, instance in INSTANCES.items()}  # than WINDOWS
 STOP_TOKEN = 0
 NEEDS: tuple[dict[str, Any], ...] = ({}, {"presence_penalty": 1.0}, {"repetition_penalty": 1.5})
 seeds = st.integers(0, 2**32)
@@ -103,6 +111,11 @@ class ToyWorkers:
     copies: set[int] = field(default_factory=set)  # of these, of KV that a batch reads meanwhile
     stopped: set[RequestId] = field(default_factory=set)  # with a token
     doomed: set[int] = field(default_factory=set)  # migrations of KV that a void batch was to make
+    lent: dict[str, tuple[InstanceId, int]] = field(default_factory=dict)  # slots of loans
+    windows: WindowMemory | None = None
+    windowed: set[int] = field(default_factory=set)  # slots with KV in layers with a window
+    garbage: set[int] = field(default_factory=set)  # those of them that were copied from others without
+    num_window_dropped: int = 0
 
     def first(self, batch_id: int) -> int:
         """The batch that must end before this one, for its instances or requests; itself if there is none."""
@@ -148,14 +161,55 @@ class ToyWorkers:
                         self.copies.add(instruction.migration_id)
                     self.reserve(instruction.migration.arriving)
                     self.copy_makers(instruction.migration)
+                    self.copy_windows(instruction)
+                case LendSlots():
+                    self.lent[instruction.loan_id] = instruction.instance_id, instruction.num_tokens
+                case ReleaseKV() if instruction.owner_id in self.lent:
+                    assert instruction.instance_ids == (self.lent.pop(instruction.owner_id)[0],)
                 case ReleaseKV():
                     for instance_id in instruction.instance_ids:
                         self.free(instance_id, instruction)
+                case ReleaseWindows():
+                    for instance_id in instruction.instance_ids:
+                        there = self.held[instance_id][instruction.owner_id]
+                        gone = {there[p] for p in instruction.positions}
+                        assert gone <= self.windowed, f"{instruction} releases nothing"
+                        self.windowed -= gone
+                        self.num_window_dropped += len(gone)
                 case ShareKV():
                     for owner_id, positions, instance_id in instruction.segments:
                         slots = self.held[instance_id][instruction.user_id]
                         assert slots.keys().isdisjoint(positions), f"{instruction} has some already"
                         slots.update({p: self.held[instance_id][owner_id][p] for p in positions})
+
+        self.check_windows()
+
+    def check_windows(self) -> None:
+        """Layers with a window have room for their KV, and have all that queries of batches see."""
+        if self.windows is None:
+            return
+        for instance_id, owners in self.held.items():
+            slots = {slot for slots in owners.values() for slot in slots.values()}
+            if instance_id != HOST_ID:
+                assert len(slots & self.windowed) <= self.windows.capacity
+        for batch in self.batches.values():
+            for given in batch.run.inputs:
+                blocks = batch.run.plan.blocks_of(given.request_id)
+                num_passed = batch.num_computed.get(given.request_id, 0)
+                first = min(block.positions[0] for block in blocks) + num_passed - self.windows.window + 1
+                for _, positions, instance_id in given.placement.segments:
+                    there = self.held[instance_id][given.request_id]
+                    assert {there[p] for p in positions if p >= first} <= self.windowed - self.garbage
+
+    def copy_windows(self, move: MoveKV) -> None:
+        """Copy the KV of layers with a window as far as there is some."""
+        owner_id, positions, source_id = move.migration.segment
+        sources, new = self.held[source_id][owner_id], self.held[move.migration.destination_id][owner_id]
+        for position in positions:
+            if any(position in windowless for windowless in move.windowless):
+                self.windowed.discard(new[position])
+            elif sources[position] not in self.windowed - self.garbage:
+                self.garbage.add(new[position])
 
     def extend(self, batch: ToyBatch, num_steps: int) -> None:
         """Have slots for the steps to come; but every third group hears of them too late."""
@@ -174,6 +228,7 @@ class ToyWorkers:
         assert slots.keys().isdisjoint(segment.positions), f"{segment} has slots already"
         new = dict(zip(segment.positions, self.slots, strict=False))
         slots.update(new)
+        self.windowed.update(new.values())
         self.made_for.update({slot: (segment.owner_id, position) for position, slot in new.items()})
 
     def copy_makers(self, migration: KVMigration) -> None:
@@ -224,8 +279,13 @@ class ToyWorkers:
             for position in segment.positions if segment.instance_id in self.held else ():
                 del self.held[segment.instance_id][segment.owner_id][position]
 
+    def drop_loans(self, instance_id: InstanceId) -> None:
+        """Forget what an instance that is gone has lent."""
+        self.lent = {loan_id: loan for loan_id, loan in self.lent.items() if loan[0] != instance_id}
+
     def lose(self, instance_id: InstanceId) -> list[ToyBatch]:
         """Return the batches that are void. Slots that they took stay until they are released."""
+        self.drop_loans(instance_id)
         del self.held[instance_id]
         void, request_ids = list[ToyBatch](), set[RequestId]()
         for batch_id, batch in tuple(self.batches.items()):
@@ -256,12 +316,16 @@ class ClusterMachine(RuleBasedStateMachine):
         instances: Mapping[InstanceId, ElasticInstance] = INSTANCES,
         *,
         keeps_prefixes: bool = False,
+        windows: WindowMemory | None = None,
     ) -> None:
         super().__init__()
         self.make_plan, self.instances = make_plan, instances
         self.time = 0.0
-        self.state, self.keeps_prefixes = ClusterState(keeps_prefixes=keeps_prefixes), keeps_prefixes
-        self.workers = ToyWorkers()
+        self.state, self.keeps_prefixes = (
+            ClusterState(keeps_prefixes=keeps_prefixes, windows=windows),
+            keeps_prefixes,
+        )
+        self.workers = ToyWorkers(windows=windows)
         self.requests: dict[RequestId, Request] = {}
         self.outputs: defaultdict[RequestId, list[int]] = defaultdict(list)
         self.ended: set[RequestId] = set()
@@ -271,12 +335,15 @@ class ClusterMachine(RuleBasedStateMachine):
         self.whole: set[RequestId] = set()  # those whose prompt a batch that has ended completed
         self.lost: defaultdict[RequestId, set[int]] = defaultdict(set)  # positions that had KV
         self.num_recomputed = 0
+        self.loan_numbers = count()
 
     def apply(self, event: Event) -> Applied:
         self.time = event.time
         applied = self.state.apply(event)
         self.workers.submit(applied.instructions)
-        self.check()
+        for request_id in begun_anew(applied.instructions):
+            self.lost.pop(request_id, None)
+        self.check_event()
         return applied
 
     def now(self) -> float:
@@ -298,8 +365,10 @@ class ClusterMachine(RuleBasedStateMachine):
     def lose_or_join(self, index: int) -> None:
         instance_id = sorted(self.instances)[index % len(self.instances)]
         if instance_id in self.workers.held:
-            had = self.lose(instance_id)
-            self.apply(InstanceLost(self.now(), instance_id))
+            had = dict(self.lose(instance_id))
+            applied = self.apply(InstanceLost(self.now(), instance_id))
+            for request_id in begun_anew(applied.instructions):
+                had.pop(request_id, None)
             for request_id, view in self.view().request.items():  # copies have taken the place of some
                 self.lost[request_id] |= had.get(request_id, set()).intersection(chain(*view.missing))
             for view in self.view().following:  # which have none now
@@ -316,8 +385,27 @@ class ClusterMachine(RuleBasedStateMachine):
         elif staying := sorted(self.workers.held.keys() - snapshot.draining_ids):
             self.apply(InstanceDraining(self.now(), staying[index % len(staying)]))
 
+    @rule(index=indexes, num_tokens=st.integers(1, 30))
+    def lend(self, index: int, num_tokens: int) -> None:
+        """Lend free room of an instance. What is in use stays there."""
+        instance_id = sorted(self.instances)[index % len(self.instances)]
+        before = self.view().instance.get(instance_id)
+        has_room = before is not None and before.kv_free >= num_tokens
+        loan_id = f"loan {next(self.loan_numbers)}"
+        self.apply(RoomLent(self.now(), loan_id, instance_id, num_tokens))
+        assert (loan_id in self.workers.lent) == has_room
+        assert before is None or self.view().instance[instance_id].kv_used == before.kv_used
+
+    @rule(index=indexes)
+    def take_back(self, index: int) -> None:
+        """End a loan, perhaps one that was refused, has ended or was lost."""
+        loan_id = f"loan {index}"
+        self.apply(RoomReturned(self.now(), loan_id, 0))
+        assert loan_id not in self.workers.lent
+
     def leave(self, instance_id: InstanceId) -> None:
         assert not any(self.workers.held.pop(instance_id).values()), "it still has slots"
+        self.workers.drop_loans(instance_id)
         self.apply(InstanceLeft(self.now(), instance_id))
 
     def lose(self, instance_id: InstanceId) -> Mapping[RequestId, set[int]]:
@@ -329,10 +417,11 @@ class ClusterMachine(RuleBasedStateMachine):
             for segment in chain(writes, (s for s in moving if s.instance_id != instance_id))
             for position in segment.positions
         }
+        unseen = self.unborn - self.view().request.keys()
         had = {
             request_id: {p for p in slots if (request_id, p) not in unsure}
             for request_id, slots in self.workers.held[instance_id].items()
-            if request_id not in self.unborn
+            if request_id not in unseen
         }
         for batch in self.workers.lose(instance_id):
             for segment in batch.run.plan.writes if batch.run.plan.num_steps > 1 else ():
@@ -366,6 +455,9 @@ class ClusterMachine(RuleBasedStateMachine):
             cache_salt="abc"[len(self.requests) % 7 // 3],
             uses_cache=len(self.requests) % 11 != 5,
         )
+        if num_choices == 1 and max_tokens > 2 and len(self.requests) % 4 == 2:  # another engine began it
+            request = replace(request, continues=Continuation((5, 6), 0.25), num_prompt_logprobs=None)
+            self.outputs[request_id] += (5, 6)
         choices = {choice.request_id: choice for choice in request.choices()}
         self.requests.update(choices)
         self.unborn.update(choices.keys() - {request_id})
@@ -405,16 +497,24 @@ class ClusterMachine(RuleBasedStateMachine):
         with pytest.raises(InvalidPlanError, match="nobody"):
             self.state.commit(replace(plan, preemptions=(*plan.preemptions, Preemption("nobody"))), before)
         assert self.view() == before
+        try:
+            instructions = self.state.commit(plan, before)
+        except InvalidPlanError as error:
+            if "layers with a window have room" not in str(error):
+                raise
+            assert self.view() == before
+            return
         self.ended.update(failure.request_id for failure in plan.failures)
         for preemption in plan.preemptions:
             self.lost.pop(preemption.request_id, None)
         for eviction in plan.evictions:
             self.lost[eviction.segment.owner_id].update(eviction.segment.positions)
-        instructions = self.state.commit(plan, before)
         for instruction in instructions:
             if isinstance(instruction, RunBatch):
                 self.check_inputs(instruction)
         self.workers.submit(instructions)
+        for request_id in begun_anew(instructions):
+            self.lost.pop(request_id, None)
         self.check()
 
     def check_inputs(self, run: RunBatch) -> None:
@@ -522,8 +622,12 @@ class ClusterMachine(RuleBasedStateMachine):
         is_committed &= migration_id not in self.workers.doomed
         self.apply(MigrationFinished(self.now(), migration_id, is_committed))
 
+    def check_event(self) -> None:
+        """After every event."""
+        self.check()
+
     def check(self) -> None:
-        """After every event and plan."""
+        """After every plan, and unless a subclass changes `check_event`, after every event."""
         self.state.check()
         snapshot = self.view()
         self.check_slots(snapshot)
@@ -549,6 +653,14 @@ class ClusterMachine(RuleBasedStateMachine):
         }
         assert used == {i: len(slots) for i, slots in held.items()}
         assert all(instance.kv_free >= 0 for instance in snapshot.instances)
+        lent = Counter[InstanceId]()
+        for instance_id, num_tokens in self.workers.lent.values():
+            lent[instance_id] += num_tokens
+        capacities = {i: one.kv_capacity for i, one in self.instances.items()}
+        for instance in snapshot.instances:
+            i = instance.instance_id
+            assert instance.kv_capacity == capacities.get(i, instance.kv_capacity) - lent[i]
+        assert snapshot.lent == lent
         assert snapshot.stats.num_recomputed_tokens == self.num_recomputed
 
     def check_contents(self, snapshot: Snapshot) -> None:
@@ -594,6 +706,7 @@ class ClusterMachine(RuleBasedStateMachine):
         num_live = len(snapshot.request) + len(leaving) + num_siblings
         assert snapshot.stats.num_ended == len(self.requests) - num_live
         assert self.unborn - self.ended == set() or num_siblings
+        assert snapshot.stats.num_window_dropped_tokens == self.workers.num_window_dropped
         for request_id, view in snapshot.request.items():
             assert view.has_ended == (request_id in self.ended)
             assert view.num_output_tokens == len(self.outputs[request_id]) + self.is_predicted(
@@ -611,7 +724,8 @@ class ClusterMachine(RuleBasedStateMachine):
         """Check that one spare instance is enough for all requests to end, after any events."""
         random = Random(0)
         self.join(ElasticInstance(SPARE, 1, InstanceKind.FULL, 10_000))
-        for _ in range(100):  # far more rounds than any request has tokens
+        num_rounds = 100 if self.workers.windows is None else 1000  # far more than any request has tokens
+        for _ in range(num_rounds):
             while self.workers.batches or self.workers.migrations:
                 while movable := self.workers.movable():
                     self.finish_migration(min(movable), is_committed=True)
@@ -620,7 +734,9 @@ class ClusterMachine(RuleBasedStateMachine):
             if self.view().request:
                 running = self.view().running
                 self.commit(IterationPlan(preemptions=tuple(Preemption(v.request_id) for v in running)))
-                self.commit(IterationPlan((whole_prefill(self.view()),)))
+                most = None if self.workers.windows is None else 1  # of which all tokens have room
+                self.commit(IterationPlan((whole_prefill(self.view(), most),)))
+        self.check()
         assert self.gone | self.unborn == self.ended == self.requests.keys()
         assert all(instance.kv_used == 0 for instance in self.view().instances)
         if self.keeps_prefixes:
@@ -629,13 +745,19 @@ class ClusterMachine(RuleBasedStateMachine):
         assert not any(slots for owners in self.workers.held.values() for slots in owners.values())
 
 
+def begun_anew(instructions: Iterable[Instruction]) -> list[RequestId]:
+    """Return the requests that have no KV any more: they begin anew, or have ended."""
+    releases = (i for i in instructions if isinstance(i, ReleaseKV) and not i.is_void)
+    return [release.owner_id for release in releases if release.positions is None]
+
+
 def passing(plan: BatchPlan) -> list[KVSegment]:
     """Return the segments that take slots where they are made, until they are pushed."""
     return [push.passing for push in plan.pushes if push.is_attended_in_place]
 
 
-def whole_prefill(snapshot: Snapshot) -> BatchPlan:
-    chunks = [(v.request_id, range(v.num_known_tokens)) for v in snapshot.waiting]
+def whole_prefill(snapshot: Snapshot, most: int | None) -> BatchPlan:
+    chunks = [(v.request_id, range(v.num_known_tokens)) for v in snapshot.waiting[:most]]
     return BatchPlan(
         ESPGroup((SPARE,)),
         tuple(QueryBlock(request_id, chunk, SPARE, Transfer.KV) for request_id, chunk in chunks),

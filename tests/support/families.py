@@ -2,9 +2,12 @@
 
 from pathlib import Path
 
+import pytest
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    Gemma3TextConfig,
+    GptOssConfig,
     GraniteConfig,
     LlamaConfig,
     MistralConfig,
@@ -58,7 +61,7 @@ _FAMILIES: dict[str, tuple[type, dict[str, object]]] = {
             "rope_parameters": {"rope_type": "default", "rope_theta": 5e7},
         },
     ),
-    "mistral": (MistralConfig, {"sliding_window": None}),
+    "mistral": (MistralConfig, {"sliding_window": 7}),  # of every layer
     "qwen2": (Qwen2Config, {"tie_word_embeddings": True}),
     "qwen3": (Qwen3Config, {"head_dim": 12}),
     "qwen3-moe": (
@@ -72,6 +75,27 @@ _FAMILIES: dict[str, tuple[type, dict[str, object]]] = {
         },
     ),
     "mixtral": (MixtralConfig, {"num_local_experts": 4, "intermediate_size": 52}),
+    "gemma-3": (
+        Gemma3TextConfig,
+        {
+            "sliding_window_pattern": 2,
+            "head_dim": 12,
+            "query_pre_attn_scalar": 10,
+            "sliding_window": 9,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "gpt-oss": (
+        GptOssConfig,
+        {
+            "head_dim": 12,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 3,
+            "intermediate_size": 20,
+            "sliding_window": 9,
+            "rope_parameters": {**_YARN, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False},
+        },
+    ),
     "granite": (
         GraniteConfig,
         {
@@ -83,6 +107,8 @@ _FAMILIES: dict[str, tuple[type, dict[str, object]]] = {
     ),
 }
 FAMILIES = tuple(_FAMILIES)
+# Models of a fixture `folder`: one whose rotations depend on lengths, and one with windows and sinks.
+each_kind = pytest.mark.parametrize("folder", ["llama-dynamic", "gpt-oss"], indirect=True)
 
 
 def write_tiny_model(family: str, folder: Path, **overrides: object) -> Path:
@@ -98,7 +124,7 @@ def write_tiny_model(family: str, folder: Path, **overrides: object) -> Path:
     generator = torch.Generator().manual_seed(len(family))
     with torch.no_grad():
         for name, parameter in sorted(model.named_parameters()):
-            center = 1.0 if name.endswith("norm.weight") else 0.0
+            center = 1.0 if name.endswith("norm.weight") and family != "gemma-3" else 0.0
             parameter.normal_(center, 0.25, generator=generator)
     model.save_pretrained(folder)
     return folder

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from loong.kernels import attend
+from loong.kernels.reference import add_sinks
 from loong.model.tensor_parallel import Shard
 
 
@@ -25,7 +26,7 @@ class FullAttention:
         newest = self._stored[layer_index][-1]
         return newest, torch.arange(len(newest))
 
-    def __call__(self, layer_index: int, q: Tensor, /) -> Tensor:
+    def __call__(self, layer_index: int, q: Tensor, sinks: Tensor | None = None, /) -> Tensor:
         """Attend q [T, H, D], whose positions are the last T."""
         kv = torch.cat(self._stored[layer_index])
         positions = torch.arange(len(kv))
@@ -36,7 +37,10 @@ class FullAttention:
             scale=q.shape[-1] ** -0.5,
             q_positions=positions[len(kv) - len(q) :],
             kv_positions=positions,
+            window=self._shard.kv_layout.window(layer_index),
         )
+        if sinks is not None:
+            add_sinks(partial, sinks)
         return partial.out.to(q.dtype)
 
 
@@ -51,7 +55,7 @@ class OwnQueries:
         """Return room that every layer uses."""
         return self._kv, torch.arange(len(self._kv))
 
-    def __call__(self, layer_index: int, q: Tensor, /) -> Tensor:
+    def __call__(self, layer_index: int, q: Tensor, _sinks: Tensor | None = None, /) -> Tensor:
         """Return q."""
         self.calls.append((layer_index, len(q)))
         return q

@@ -1,12 +1,12 @@
 """GGUF files of tiny random models, written by the `gguf` package, and folders with the same weights."""
 
 import json
-import re
 from pathlib import Path
 
 import gguf
 import numpy as np
 import torch
+from expert_stacks import as_in_checkpoint, stacked_experts
 from families import write_tiny_model
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer as Backend
@@ -18,6 +18,10 @@ _BLOCK: dict[str, object] = {
     "intermediate_size": 96,
     "head_dim": 16,
 }  # rows of whole blocks of 32
+_SIZES: dict[str, dict[str, object]] = {  # besides, of rows of experts, and what such files do not say
+    "qwen3-moe": {"moe_intermediate_size": 32},
+    "gemma-3": {"query_pre_attn_scalar": 16, "num_hidden_layers": 7, "sliding_window_pattern": 6},
+}
 _ARCHITECTURES = {
     "LlamaForCausalLM": gguf.MODEL_ARCH.LLAMA,
     "MistralForCausalLM": gguf.MODEL_ARCH.LLAMA,
@@ -26,9 +30,10 @@ _ARCHITECTURES = {
     "Qwen3MoeForCausalLM": gguf.MODEL_ARCH.QWEN3MOE,
     "MixtralForCausalLM": gguf.MODEL_ARCH.LLAMA,
     "GraniteForCausalLM": gguf.MODEL_ARCH.GRANITE,
+    "Gemma3ForCausalLM": gguf.MODEL_ARCH.GEMMA3,
+    "GptOssForCausalLM": gguf.MODEL_ARCH.GPT_OSS,
 }
 _INTERLEAVED = (gguf.MODEL_ARCH.LLAMA, gguf.MODEL_ARCH.GRANITE)
-_EXPERT = re.compile(r"\.experts\.[0-9]\.")  # fewer than ten of them
 TEXT = "The cat sat on the mat, 1234 times; it's what cats do.\n\n  They say naïve café, 日本語 too."
 
 
@@ -39,31 +44,33 @@ def write_gguf(
 
     Matrices are of the type `quantization`, everything else is in float32.
     """
-    original = write_tiny_model(family, folder / "original", **_BLOCK)
+    original = write_tiny_model(family, folder / "original", **_BLOCK, **_SIZES.get(family, {}))
     config = json.loads((original / "config.json").read_text())
     architecture = _ARCHITECTURES[config["architectures"][0]]
     path, reference = folder / f"{family}-{quantization}.gguf", folder / "reference"
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[architecture])
     _write_config(writer, config)
+    if architecture is gguf.MODEL_ARCH.GPT_OSS:
+        writer.add_expert_feed_forward_length(config["intermediate_size"])
     write_tokenizer(writer, "gpt-2", config["vocab_size"])
     names = gguf.get_tensor_name_map(architecture, config["num_hidden_layers"])
     dequantized = {}
-    original_tensors = load_file(original / "model.safetensors")
-    experts = _stacked_experts(original_tensors)
-    for name, tensor in (original_tensors | experts).items():
-        if _EXPERT.search(name) is not None:
-            dequantized[name] = tensor  # a part of a stack, which is in float32
-            continue
+    tensors = load_file(original / "model.safetensors")
+    for name, tensor in stacked_experts(tensors).items():
         own_name = names.get_name(name, (".weight", ".bias"))
         assert own_name is not None
-        own_type = gguf.GGMLQuantizationType[quantization if tensor.ndim > 1 else "F32"]
+        own_name += ".weight" if name.endswith("sinks") else ""
+        is_matrix = tensor.ndim > 1 and name.endswith("weight")
+        own_type = gguf.GGMLQuantizationType[quantization if is_matrix else "F32"]
         values = tensor.numpy()
+        if architecture is gguf.MODEL_ARCH.GEMMA3 and name.endswith("norm.weight"):
+            writer.add_tensor(own_name, values + 1)
+            dequantized[name] = tensor
+            continue
         if architecture in _INTERLEAVED and ("q_proj" in name or "k_proj" in name):
             values = _interleaved(values, config["head_dim"])
         quantized = gguf.quantize(values, own_type)
         writer.add_tensor(own_name, quantized, raw_dtype=own_type)
-        if name in experts:
-            continue
         values = gguf.dequantize(quantized, own_type).reshape(tensor.shape)
         if architecture in _INTERLEAVED and ("q_proj" in name or "k_proj" in name):
             values = _halved(values, config["head_dim"])
@@ -71,17 +78,9 @@ def write_gguf(
     finish(writer)
     reference.mkdir()
     (reference / "config.json").write_text(json.dumps(config))
-    save_file(dequantized, reference / "model.safetensors", metadata={"format": "pt"})
+    kept = as_in_checkpoint(tensors, dequantized)
+    save_file(kept, reference / "model.safetensors", metadata={"format": "pt"})
     return path, reference
-
-
-def _stacked_experts(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return the weights of all experts of a layer as one tensor, as GGUF files have them."""
-    stacks: dict[str, list[torch.Tensor]] = {}
-    for name in sorted(tensors):
-        if _EXPERT.search(name) is not None:
-            stacks.setdefault(_EXPERT.sub(".experts.", name), []).append(tensors[name])
-    return {name: torch.stack(parts) for name, parts in stacks.items()}
 
 
 def write_reference(path: Path, config: LlamaConfig, folder: Path) -> Path:
@@ -165,8 +164,11 @@ def _write_config(writer: gguf.GGUFWriter, config: dict[str, object]) -> None:
     ):
         if isinstance(scale := config.get(key), float):
             add(scale)
+    if config.get("sliding_window"):
+        writer.add_sliding_window(size("sliding_window"))
     rope = config["rope_parameters"]
     assert isinstance(rope, dict)
+    rope = rope.get("full_attention", rope)
     writer.add_rope_freq_base(rope["rope_theta"])
     if rope["rope_type"] != "default":
         writer.add_rope_scaling_type(gguf.RopeScalingType(rope["rope_type"]))

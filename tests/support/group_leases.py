@@ -1,6 +1,6 @@
 """Leases of groups that change, as commands for instances without an engine."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from loong.core.plan import BatchPlan
 from loong.state.live_request import LiveRequest
 
 PROMPTS = tuple(random_prompt(length, seed=length) for length in (14, 7, 20, 9))
+NO_PARAMS: Mapping[str, object] = {}
 NUM_TOKENS = 20  # of each request, at most
 
 
@@ -29,16 +30,24 @@ class LeaseScript:
     """Greedy requests and their instructions, as from an engine that knows their tokens."""
 
     def __init__(
-        self, folder: Path, group: tuple[InstanceId, ...], lengths: Sequence[int], **params: object
+        self,
+        folder: Path,
+        group: tuple[InstanceId, ...],
+        lengths: Sequence[int],
+        params: Mapping[str, object] = NO_PARAMS,
+        *,
+        keep_on: tuple[InstanceId, ...] | None = None,
     ) -> None:
-        """Begin with the prompts of requests of these lengths, computed on a group."""
+        """Begin with the prompts of requests of these lengths, computed on a group. Their KV is kept there
+        or elsewhere. `params` are of all requests.
+        """
         self._folder = folder
         self.lives = [
             LiveRequest(greedy_request(prompt, length, **{"num_logprobs": None, **params}))
             for prompt, length in zip(PROMPTS, lengths, strict=False)
         ]
         self.commands: list[RunBatch | ReleaseKV] = []
-        self._report(prefill([live.view() for live in self.lives], group), 1)
+        self._report(prefill([live.view() for live in self.lives], group, keep_on=keep_on), 1)
 
     def lease(self, lease: Lease, places: Sequence[int] = ()) -> None:
         """Go on with a lease of the requests at these places, or of all. It takes all its steps."""

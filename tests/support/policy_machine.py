@@ -1,16 +1,18 @@
 """A policy's cluster: clients come and go, instances are lost and added, and reports come in any order."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from random import Random
 
 from cluster_machine import ClusterMachine
 from policies import num_instances_of
-from simulation import instances_with
+from simulation import instances_with, with_memory
 
 from loong.core.events import BatchEndPredicted, InstanceDraining, RequestAborted
 from loong.core.instance import MAX_SERVED_LEASES, Service, spread_over_hosts, with_host_tiers
 from loong.core.plan import IterationPlan
 from loong.core.snapshot import Snapshot
+from loong.core.window_memory import WindowMemory
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.cost.cost_model import Coefficients, WorkCostModel
 from loong.scheduler.policy import make_policy, policy_kind
@@ -35,14 +37,20 @@ class PolicyMachine(ClusterMachine):
         keeps_prefixes: bool = False,
         config: PolicyConfig = CONFIG,
         host_tokens: int = 0,
+        memory: Sequence[int] = (),
+        window: int | None = None,
     ) -> None:
-        """On several hosts, some requests fit none of them. With `host_tokens`, instances have host tiers."""
+        """On several hosts, some requests fit none of them. With `host_tokens`, instances have host tiers.
+
+        Memory instances with `memory` tokens each come and go, and the others stay. Layers with a `window`
+        have the least room that `loong serve --window-kv-tokens` takes.
+        """
         policy, cost_model = make_policy(name, config), WorkCostModel()
         if host_tokens:  # all KV comes back: it takes no time
             cost_model = WorkCostModel(replace(Coefficients(), message=0.0, offloaded_key=0.0))
         num_instances = num_instances_of(name, 2 if host_tokens else 4)  # few, for KV to be short of room
-        found = instances_with([POOL] * num_instances, serves)
-        host_ids = spread_over_hosts(num_instances, num_hosts)
+        found = with_memory(instances_with([POOL] * num_instances, serves), memory)
+        host_ids = (*spread_over_hosts(num_instances, num_hosts), *[0 for _ in memory])
         instances = {
             i.instance_id: replace(i, host_id=host_ids[i.instance_id], max_served_leases=max_served_leases)
             for i in found
@@ -54,12 +62,23 @@ class PolicyMachine(ClusterMachine):
 
         tiers = with_host_tiers(tuple(instances.values()), num_instances, host_tokens)
         self.tier_ids = {i.tier_of: i.instance_id for i in tiers if i.tier_of is not None}
-        super().__init__(make_plan, {i.instance_id: i for i in tiers}, keeps_prefixes=keeps_prefixes)
+        windows = None
+        if window is not None:
+            num_batched_tokens = num_instances * config.max_num_batched_tokens
+            windows = WindowMemory.of(window, 2 * (num_batched_tokens + window), num_batched_tokens)
+        by_id = {i.instance_id: i for i in tiers}
+        super().__init__(make_plan, by_id, keeps_prefixes=keeps_prefixes, windows=windows)
         kind = policy_kind(name)
-        numbers = range(kind.num_decode + 1, len(instances) + 1)
+        first = len(instances) - len(memory) if memory else kind.num_decode + 1
+        numbers = range(first, len(instances) + 1)
         self.scales = [number for number in numbers if number % kind.group_size == 0]
         self.num_wanted = len(instances)
         self.weights = WEIGHTS if not host_tokens else {**WEIGHTS, "migrate": 4, "scale": 0}
+        if memory:
+            self.weights = {**WEIGHTS, "migrate": 4, "scale": 3}
+
+    def check_event(self) -> None:
+        """Leave it to the check after the next plan: events of random plans are checked one by one."""
 
     def teardown(self) -> None:
         """Once all wanted instances are there, the policy alone brings every request to its end.
@@ -74,7 +93,7 @@ class PolicyMachine(ClusterMachine):
                     self.join(self.instances[self.tier_ids[instance_id]])
         for _ in range(MAX_ROUNDS):
             self.end_drained()
-            if not self.view().request and not self.view().draining_ids:
+            if not (self.view().request or self.view().following or self.view().draining_ids):
                 break
             for migration_id in self.movable():
                 self.finish_migration(migration_id, is_committed=True)
@@ -82,6 +101,7 @@ class PolicyMachine(ClusterMachine):
                 self.advance(min(self.workers.batches), random)
             self.commit(self.make_plan(random, self.view()))
         assert not self.view().request, "some requests never end"
+        assert not self.view().following, "some requests never begin"
         assert not self.view().draining_ids, "some instances never drain"
         super().teardown()
 

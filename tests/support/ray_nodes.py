@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -36,6 +36,7 @@ class RayNodes:
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": secrets.token_hex(16),
             "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_worker_niceness": "0",  # else other work on this machine comes first
         }
 
     def add(self, *addresses: str) -> None:
@@ -54,6 +55,14 @@ class RayNodes:
         """Kill all processes of a node at once."""
         for pid in with_descendants(self._processes.pop(address).pid):
             os.kill(pid, signal.SIGKILL)
+
+    def workers_of(self, address: str) -> list[str]:
+        """Return the names of the workers of a node, which have the numbers of their instances."""
+        names = []
+        for pid in with_descendants(self._processes[address].pid):
+            with suppress(FileNotFoundError):  # it has ended
+                names.append(Path(f"/proc/{pid}/comm").read_text().strip())
+        return [name for name in names if name.startswith("loong-worker-")]
 
     @contextmanager
     def _node(self, address: str) -> Iterator[Path]:

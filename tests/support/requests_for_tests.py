@@ -1,14 +1,15 @@
 """Requests for tests, and what transformers says their tokens are."""
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import replace
-from functools import cache
+from functools import cache, lru_cache
 from itertools import count
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from loong.core.events import ProducedToken
@@ -49,8 +50,7 @@ def random_prompt(length: int, seed: int, vocab_size: int = 97) -> tuple[int, ..
 @cache
 def expected(folder: Path, prompt: tuple[int, ...], num_tokens: int) -> tuple[list[int], list[float]]:
     """Return the greedy tokens of transformers' `generate`, and the log-probability of each."""
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    output = model.generate(
+    output = deepcopy(_model(folder)).generate(  # a rope may remember the longest sequence
         torch.tensor([prompt]),
         attention_mask=torch.ones(1, len(prompt)),  # it would leave out padding tokens
         max_new_tokens=num_tokens,
@@ -68,6 +68,12 @@ def expected(folder: Path, prompt: tuple[int, ...], num_tokens: int) -> tuple[li
         for logits, token in zip(output.logits, tokens, strict=True)
     ]
     return tokens, logprobs
+
+
+@lru_cache(maxsize=4)
+def _model(folder: Path) -> PreTrainedModel:
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    return model
 
 
 def assert_exact(

@@ -157,7 +157,7 @@ class ScriptedEngine:
         wanted = frozenset(range(num_instances))
         return size_of(self.cluster, wanted | pools.keys(), 4096, num_instances, self.max_instances)
 
-    def scale(self, num_instances: int) -> None:
+    def scale(self, num_instances: int, num_memory: int | None = None) -> None:
         if num_instances > self.max_instances:
             raise InvalidRequestError(f"at most {self.max_instances}", param="num_instances")
         if num_instances == 1:

@@ -11,16 +11,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
+from typing import IO
 
 import failing_worker
 import httpx
 from child_processes import fork_servers_of, forked_of
 from openai import OpenAI, Stream
 from openai.types import Completion
+from warm_commands import ForkedProcess, start_command
 
 from loong.runs.spawned_server import ENTRY
 
 START_SECONDS = 90.0
+LATE_VARIABLES = {"TMPDIR", failing_worker.ARMED}  # which no import reads
 QUICK_START = ("--calibration-time", "0")
 HASTY_HEARTBEAT = 0.1  # seconds
 HASTY_ENTRY = f"""
@@ -56,7 +60,7 @@ build.Backoff = partial(build.Backoff, steady=3600.0, max_failures={IMPATIENT_FA
 class Served:
     """A server that is up."""
 
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | ForkedProcess
     url: str
     log_path: Path
 
@@ -123,7 +127,7 @@ def served(
     directory: Path,
     *arguments: str,
     redirections: str = "",
-    environment: Mapping[str, str] | None = None,
+    environment: Mapping[str, str] = MappingProxyType({}),
     stderr: int = subprocess.STDOUT,
     entry: str = ENTRY,
     start_seconds: float = START_SECONDS,
@@ -131,6 +135,7 @@ def served(
     """Serve until the context ends; fails the test if that leaves a worker behind.
 
     `redirections` are a shell's. `stderr` is a descriptor, which is closed here once the server has it.
+    A new Python runs servers with these, or with an `environment` that imports may read.
     With `FAILING_ENTRY` workers fail on demand, as in `failing_worker`.
     With `HASTY_ENTRY` there are heartbeats every `HASTY_HEARTBEAT`, so a silent worker is soon given up. With
     `IMPATIENT_ENTRY`, an instance that failed `IMPATIENT_FAILURES` times is quarantined.
@@ -138,15 +143,14 @@ def served(
     port = free_port()
     log_path = directory / "server.log"
     with log_path.open("wb") as log:
-        command = [sys.executable, "-c", entry, "serve", "--port", str(port), *QUICK_START, *arguments]
-        with _hangups_heeded():
-            process = subprocess.Popen(
-                ["sh", "-c", f'exec "$@" {redirections}', "sh", *command],
-                stdout=log,
-                stderr=stderr,
-                cwd=directory,
-                env={**os.environ, **(environment or {})},
-            )
+        words = ["serve", "--port", str(port), *QUICK_START, *arguments]
+        variables = {**os.environ, **environment}
+        process: subprocess.Popen[bytes] | ForkedProcess
+        if not redirections and environment.keys() <= LATE_VARIABLES:
+            outputs = log.fileno(), log.fileno() if stderr == subprocess.STDOUT else stderr
+            process = start_command(entry, words, variables, directory, outputs)
+        else:
+            process = _new_python(["-c", entry, *words], directory, log, stderr, redirections, variables)
     if stderr != subprocess.STDOUT:
         os.close(stderr)
     server = Served(process, f"http://127.0.0.1:{port}", log_path)
@@ -160,6 +164,24 @@ def served(
     finally:
         process.kill()
         process.wait()
+
+
+def _new_python(
+    words: Sequence[str],
+    directory: Path,
+    stdout: IO[bytes],
+    stderr: int,
+    redirections: str,
+    environment: Mapping[str, str],
+) -> subprocess.Popen[bytes]:
+    with _hangups_heeded():
+        return subprocess.Popen(
+            ["sh", "-c", f'exec "$@" {redirections}', "sh", sys.executable, *words],
+            stdout=stdout,
+            stderr=stderr,
+            cwd=directory,
+            env=environment,
+        )
 
 
 @contextmanager

@@ -20,21 +20,25 @@ NUM_SHARED = 21
 class SharedScript:
     """A request that computes a prefix on a group, and others that read it there.
 
-    `is_sharing` is false for the same requests as if each had its KV alone, in the same slots.
+    `is_sharing` is false for the same requests as if each had its KV alone, in the same slots. `transfer` is
+    that of prompts.
     """
 
     def __init__(
-        self, folder: Path, group: tuple[InstanceId, ...], num_sharers: int, *, is_sharing: bool = True
+        self,
+        folder: Path,
+        group: tuple[InstanceId, ...],
+        num_sharers: int,
+        *,
+        is_sharing: bool = True,
+        transfer: Transfer = Transfer.QUERY,
     ) -> None:
-        self._folder, self._group, self._is_sharing = folder, group, is_sharing
+        self._folder, self._group, self._transfer = folder, group, transfer
         self.commands: list[RunBatch | ReleaseKV | ShareKV] = []
-        prefix = random_prompt(NUM_SHARED, seed=5)
-        prompts = [(*prefix, *random_prompt(2 + number % 3, seed=number)) for number in range(num_sharers)]
-        requests = [greedy_request(prompt, NUM_TOKENS) for prompt in prompts]
-        self.lives = [LiveRequest(replace(r, request_id=f"r{number}")) for number, r in enumerate(requests)]
+        self.lives = [self._behind_prefix(number) for number in range(num_sharers)]
         first, *others = self.lives
-        self.report(prefill([first.view()], group, num_tokens=NUM_SHARED, transfer=Transfer.QUERY), [first])
-        node = first.placement.of("kv-1")
+        self.report(prefill([first.view()], group, num_tokens=NUM_SHARED, transfer=transfer), [first])
+        self._node = node = first.placement.of("kv-1")
         self.commands.append(ShareKV("kv-1", first.placement.segments))
         for live in (first, *others):
             request_id = live.request.request_id
@@ -46,9 +50,16 @@ class SharedScript:
                 live.placement = live.placement.sharing(node.segments)
         self.compute(self.lives)
 
+    def join(self) -> LiveRequest:
+        """Return one more request that reads the prefix."""
+        live = self._behind_prefix(len(self.commands))
+        self.commands.append(ShareKV(live.request.request_id, self._node.segments))
+        live.placement = self._node.of(live.request.request_id).sharing(self._node.segments)
+        return live
+
     def compute(self, lives: Sequence[LiveRequest]) -> None:
         """Compute the rest of prompts, all in one step."""
-        chunks = prefill([live.view() for live in lives], self._group, transfer=Transfer.QUERY)
+        chunks = prefill([live.view() for live in lives], self._group, transfer=self._transfer)
         self.report(chunks, lives)
 
     def lease(self, lives: Sequence[LiveRequest], group: tuple[InstanceId, ...], num_steps: int) -> None:
@@ -59,7 +70,7 @@ class SharedScript:
 
     def mix(self, prompt: LiveRequest, lives: Sequence[LiveRequest]) -> None:
         """Compute a new prompt in one step with a token of each of some requests."""
-        chunk = prefill([prompt.view()], self._group, transfer=Transfer.QUERY)
+        chunk = prefill([prompt.view()], self._group, transfer=self._transfer)
         step = decode([live.view() for live in lives], self._group, self._masters(lives, self._group))
         self.report(both(chunk, step), [prompt, *lives])
 
@@ -71,6 +82,10 @@ class SharedScript:
     def expected(self) -> dict[RequestId, list[int]]:
         """Return the tokens of transformers that the commands so far produce."""
         return {live.request.request_id: live.output_token_ids for live in self.lives}
+
+    def _behind_prefix(self, number: int) -> LiveRequest:
+        prompt = (*random_prompt(NUM_SHARED, seed=5), *random_prompt(2 + number % 3, seed=number))
+        return LiveRequest(replace(greedy_request(prompt, NUM_TOKENS), request_id=f"r{number}"))
 
     def _masters(
         self, lives: Sequence[LiveRequest], group: tuple[InstanceId, ...]

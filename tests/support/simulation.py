@@ -41,6 +41,17 @@ def instances_with(capacities: Iterable[int], serves: Service = Service.ALL) -> 
     return tuple(ElasticInstance(i, 1, InstanceKind.FULL, c, serves=serves) for i, c in enumerate(capacities))
 
 
+def with_memory(
+    instances: tuple[ElasticInstance, ...], capacities: Iterable[int]
+) -> tuple[ElasticInstance, ...]:
+    """Return instances, and memory instances with the next ids and these pools."""
+    first_id, serves = len(instances), instances[0].serves
+    return instances + tuple(
+        ElasticInstance(first_id + i, 1, InstanceKind.ATTENTION, c, serves=serves)
+        for i, c in enumerate(capacities)
+    )
+
+
 def timed_request(number: int, num_prompt: int, num_output: int, arrival_time: float = 0.0) -> Request:
     """Return a request whose tokens mean nothing."""
     params = SamplingParams(max_tokens=num_output)
@@ -57,9 +68,14 @@ def simulate(
     incidents: Iterable[Event] = (),
     serves: Service = Service.ALL,
     keeps_prefixes: bool = False,
+    memory: Iterable[int] = (),
 ) -> Run:
-    """Run until drained. Check the accounting at every plan, and that nothing is left at the end."""
-    run, state = Run(), ClusterState(instances_with(capacities, serves), keeps_prefixes=keeps_prefixes)
+    """Run until drained. Check the accounting at every plan, and that nothing is left at the end.
+
+    Besides, there are memory instances with pools of `memory`.
+    """
+    instances = with_memory(instances_with(capacities, serves), memory)
+    run, state = Run(), ClusterState(instances, keeps_prefixes=keeps_prefixes)
     chosen = make_policy(policy, config or PolicyConfig()) if isinstance(policy, str) else policy
     model = cost_model or WorkCostModel()
     executor = SimulatedExecutor(model, requests, incidents, lookahead=LookaheadMargin.on(DEFAULT_HOST))

@@ -5,8 +5,10 @@ from loong.core.grammar import Grammar, GrammarKind
 from loong.core.instance import ESPGroup
 from loong.core.instructions import (
     ExtendLease,
+    LendSlots,
     MoveKV,
     ReleaseKV,
+    ReleaseWindows,
     RequestInput,
     RunBatch,
     RunScoredBatch,
@@ -14,6 +16,7 @@ from loong.core.instructions import (
     Sibling,
     StopLease,
 )
+from loong.core.kv_layout import LentSlots
 from loong.core.placement import KVSegment, Placement
 from loong.core.plan import BatchPlan, KVMigration, QueryBlock, Transfer
 from loong.core.prompt_logprobs import PromptLogprobs, ScoredChunk
@@ -30,6 +33,7 @@ from loong.messages.wire import (
     PromptScored,
     Report,
     Shutdown,
+    SlotsLent,
     StartTrace,
     StepDone,
     WorkerFailed,
@@ -57,8 +61,10 @@ COMMANDS: tuple[Command, ...] = (
     StopLease(1, GROUP, 4),
     MoveKV(2, KVMigration(SEGMENT, 0)),
     ReleaseKV("r", (0, 2)),
+    LendSlots("loan 1.1.2", 0, 64),
     ShareKV("r", (KVSegment("kv-1", range(0, 8, 2), 1), KVSegment("kv-1", range(1, 8, 2), 0))),
     ReleaseKV("r", (0,), range(3)),
+    ReleaseWindows("r", (0, 1), range(0, 9, 2)),
     PrepareGrammar(3, Grammar(GrammarKind.JSON_SCHEMA, '{"type":"object"}')),
     StartTrace(4),
     EndTrace(5, "trace.json"),
@@ -77,6 +83,7 @@ REPORTS: tuple[Report, ...] = (
     ),
     MigrationDone(2, 0, 0, is_committed=False),
     CommandDone(3, 0, 1, "no room"),
+    SlotsLent("loan 1.1.2", 0, 1, LentSlots("/proc/7/fd/9", 96, ((0, 32), (64, 96)))),
     WorkerFailed(0, 0, "no room"),
     WorkerFailed(0, 0, "it was silent", (1, 0)),
 )

@@ -125,14 +125,15 @@ def of_two_hosts(folder: Path) -> Script:
     return script
 
 
-def backend_for(instance_id: InstanceId) -> CpuBackend:
+def make_backend() -> CpuBackend:
     """Return the backend of tests on processors or, where tensors are made on GPUs, one that launches all."""
-    if torch.get_default_device().type != "cuda":
+    fabric_device = torch.get_default_device()
+    if fabric_device.type != "cuda":
         return CpuBackend()
     from loong.worker.cuda_backend import CudaBackend  # not at the top: it needs Triton for GPUs
 
     torch.set_default_device("cpu")
-    backend = CudaBackend(instance_id % torch.cuda.device_count(), torch.float32)
+    backend = CudaBackend(fabric_device.index, torch.float32)
     backend.warm_up_lengths, backend.takes_leases = (16,), False  # all kernels are loaded before
     return cast("CpuBackend", backend)
 
@@ -145,7 +146,7 @@ def run(
     commands: Sequence[RunBatch],
     weightless_ids: Sequence[InstanceId] = (),
 ) -> list[Outcome]:
-    backend = backend_for(instance_id)
+    backend = make_backend()
     instance: BareInstance | WeightlessInstance
     if instance_id in weightless_ids:
         instance = WeightlessInstance(fabric, instance_id, folder, backend)

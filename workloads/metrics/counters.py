@@ -20,13 +20,17 @@ SERIES: Mapping[str, str] = {
     "num_retained_tokens": "loong:kv_retained_tokens_total",
     "num_pushed_tokens": "loong:kv_pushed_tokens_total",
     "num_migrated_tokens": "loong:kv_migrated_tokens_total",
+    "num_memory_tokens": "loong:kv_memory_tokens_total",
     "num_copied_tokens": "loong:kv_copied_tokens_total",
     "num_switched_tokens": "loong:kv_switched_tokens_total",
+    "num_window_dropped_tokens": "loong:kv_window_dropped_tokens_total",
     "num_served_tokens": "loong:kv_served_tokens_total",
     "num_relayed_tokens": "loong:kv_relayed_tokens_total",
     "num_leases": "loong:leases_total",
+    "num_group_leases": "loong:group_leases_total",
     "num_multi_master_leases": "loong:multi_master_leases_total",
     "num_served_leases": "loong:served_leases_total",
+    "num_micro_batched_leases": "loong:micro_batched_leases_total",
     "num_program_calls": "loong:batching_program_calls_total",
     "num_program_calls_of_several": "loong:batching_program_calls_of_several_total",
     "busy_seconds": "loong:busy_seconds_total",
@@ -52,13 +56,17 @@ class ServerCounters:
     num_retained_tokens: int | None = None
     num_pushed_tokens: int | None = None
     num_migrated_tokens: int | None = None
+    num_memory_tokens: int | None = None
     num_copied_tokens: int | None = None
     num_switched_tokens: int | None = None
+    num_window_dropped_tokens: int | None = None
     num_served_tokens: int | None = None
     num_relayed_tokens: int | None = None
     num_leases: int | None = None
+    num_group_leases: int | None = None
     num_multi_master_leases: int | None = None
     num_served_leases: int | None = None
+    num_micro_batched_leases: int | None = None
     num_program_calls: int | None = None
     num_program_calls_of_several: int | None = None
     busy_seconds: float | None = None

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal
 from loong.core.errors import ConfigError
 from loong.core.printable import printable
 from loong.private_files import private
+from loong.workloads.palette import BLUE, BROWN, GRAY, GREEN, ORANGE, PINK, SKY, VERMILION
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,10 +29,6 @@ PICTURE_KINDS = ("png", "svg")
 NO_PICTURES = "No pictures: they need matplotlib; pip install matplotlib"
 INK, PALE_INK, PAPER = "#1f2328", "#8a9199", "#ffffff"
 ON_COLOR = "#fefefe"  # for words on bars, which stay as they are on a dark page
-
-# Okabe and Ito's colors, distinct for people with any common color blindness.
-BLUE, ORANGE, GREEN, PINK = "#0072B2", "#E69F00", "#009E73", "#CC79A7"
-SKY, VERMILION, GRAY, BROWN = "#56B4E9", "#D55E00", "#7F7F7F", "#8C6D31"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,15 +51,23 @@ POLICY_STYLES = {
     "tp": LineStyle(GRAY, "-", "P"),
     "lightllm": LineStyle(PINK, "--", "p"),
     "infinite": LineStyle(SKY, ":", "s"),
+    "infinite-paper": LineStyle(BROWN, ":", "D"),
+    "distkv": LineStyle(ORANGE, ":", "^"),
+    "lamina": LineStyle(VERMILION, ":", "d"),
+    "lamina-by-request": LineStyle(BROWN, ":", "h"),
+    "lamina-rotational": LineStyle(PINK, ":", "X"),
     "vllm-m": LineStyle(GREEN, "--", "<"),
     "vllm-s": LineStyle(GRAY, "--", ">"),
     "esp-fcfs": LineStyle(BLUE, "--", "v"),
     "esp-no-chunks": LineStyle(VERMILION, "--", "^"),
     "esp-no-apart": LineStyle(GREEN, "--", "s"),
     "esp-no-light-apart": LineStyle(SKY, "--", "v"),
+    "esp-no-masters": LineStyle(VERMILION, "--", "v"),
+    "esp-no-memory": LineStyle(VERMILION, "--", "d"),
     "esp-no-guests": LineStyle(GRAY, "--", "v"),
     "esp-no-spread": LineStyle(SKY, "--", "^"),
     "esp-no-moves": LineStyle(BROWN, "--", "D"),
+    "esp-no-proactive": LineStyle(BROWN, "--", "v"),
     "esp-no-lone": LineStyle(ORANGE, "--", "o"),
     "esp-no-copies": LineStyle(PINK, "--", "D"),
 }

@@ -13,16 +13,9 @@ from loong.core.cluster_history import ChangeKind, ClusterHistory, InstanceChang
 from loong.core.group_changes import GroupChange
 from loong.core.placement import InstanceId
 from loong.workloads.distributions.scalings import Scaling, scalings_of
+from loong.workloads.palette import PINK
 from loong.workloads.plots.queue import STRIP_INCHES, WAITING_COLORS, Queue, draw_queue
-from loong.workloads.plots.style import (
-    INK,
-    ON_COLOR,
-    PALE_INK,
-    PAPER,
-    PINK,
-    new_figure,
-    say_nothing_to_show,
-)
+from loong.workloads.plots.style import INK, ON_COLOR, PALE_INK, PAPER, new_figure, say_nothing_to_show
 from loong.workloads.report.timeline_cells import (
     NUM_COLUMNS,
     Cell,
@@ -299,22 +292,17 @@ def _draw_legend(
             tick = Line2D([], [], color=work.value, marker="|", linestyle="", markersize=9)
             tick.set_label(f"{kinds[work]} arrives")
             handles.append(tick)
-    for marker, words_of_change in SCALING_MARKERS.values():
-        mark = Line2D([], [], color=INK, marker=marker, linestyle="", markersize=SCALING_POINTS)
-        mark.set_label(words_of_change)
+    marks = [
+        (marker, SCALING_POINTS, words_of_change) for marker, words_of_change in SCALING_MARKERS.values()
+    ]
+    marks += [(m, CHANGE_POINTS, what) for kind, (m, what) in CHANGE_MARKS.items() if kind in changes]
+    for marker, size, what in marks:
+        mark = Line2D([], [], color=INK, marker=marker, linestyle="", markersize=size)
+        mark.set_label(what)
         handles.append(mark)
-    for kind, (marker, what) in CHANGE_MARKS.items():
-        if kind in changes:
-            mark = Line2D([], [], color=INK, marker=marker, linestyle="", markersize=CHANGE_POINTS)
-            mark.set_label(what)
-            handles.append(mark)
     if scale.peak_kv:
-        handles.append(
-            Patch(
-                facecolor=INK,
-                label=f"KV held (full height: {scale.peak_kv * 100:.0f} % of an instance's pool)",
-            )
-        )
+        words_of_kv = f"KV held (full height: {scale.peak_kv * 100:.0f} % of an instance's pool)"
+        handles.append(Patch(facecolor=INK, label=words_of_kv))
     figure.legend(
         handles=handles,
         loc="outside lower center",

@@ -6,7 +6,8 @@ from textwrap import wrap
 from typing import TYPE_CHECKING
 
 from loong.core.cluster_history import BatchSlice, RequestSpan
-from loong.workloads.plots.style import INK, ON_COLOR, PALE_INK, PINK, new_figure, say_nothing_to_show
+from loong.workloads.palette import PINK
+from loong.workloads.plots.style import INK, ON_COLOR, PALE_INK, new_figure, say_nothing_to_show
 from loong.workloads.report.timeline_cells import Work
 
 if TYPE_CHECKING:

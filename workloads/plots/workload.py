@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from loong.workloads.plots.style import BLUE, GREEN, ORANGE, house_style, log_scale, new_figure, write_figure
+from loong.workloads.palette import BLUE, GREEN, ORANGE
+from loong.workloads.plots.style import house_style, log_scale, new_figure, write_figure
 from loong.workloads.request import WorkloadRequest
 
 if TYPE_CHECKING:

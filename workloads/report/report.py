@@ -1,11 +1,11 @@
 """Text reports: one block a run, tables by prompt length and by policy, and the work of groups."""
 
 from collections.abc import Callable, Mapping, Sequence
-from statistics import median
 from typing import TypeAlias
 
 from loong.workloads.metrics.counters import ServerCounters
 from loong.workloads.metrics.metrics import Distribution, Metrics
+from loong.workloads.report.run_document import Spread, spread_of
 
 BLOCK_WIDTH = 50
 HISTOGRAM_WIDTH = 40
@@ -27,13 +27,17 @@ ELASTIC_COUNTS = {
     "num_retained_tokens": "KV tokens retained",
     "num_pushed_tokens": "KV tokens pushed",
     "num_migrated_tokens": "KV tokens migrated",
+    "num_memory_tokens": "KV tokens migrated to memory instances",
     "num_copied_tokens": "KV tokens copied",
     "num_switched_tokens": "KV tokens read from another copy",
+    "num_window_dropped_tokens": "KV tokens dropped in layers with a window",
     "num_served_tokens": "KV tokens read elsewhere",
     "num_relayed_tokens": "KV tokens read once for several",
     "num_leases": "Decode leases",
+    "num_group_leases": "Leases of several instances",
     "num_multi_master_leases": "Leases of several masters",
     "num_served_leases": "Leases that read KV elsewhere",
+    "num_micro_batched_leases": "Leases in micro-batches",
     "num_program_calls": "Calls of the batching program",
     "num_program_calls_of_several": "Calls with several prompts",
 }
@@ -114,7 +118,8 @@ def format_comparison(runs: Mapping[str, Sequence[Metrics]]) -> str:
     """
 
     def row(name: str, value: Callable[[Metrics], float | None], show: Callable[[float | None], str]) -> Row:
-        return (name, *(_spread([value(metrics) for metrics in repeats], show) for repeats in runs.values()))
+        spreads = (spread_of([value(metrics) for metrics in repeats]) for repeats in runs.values())
+        return (name, *(spread_words(spread, show) for spread in spreads))
 
     def latency(name: str, statistic: str) -> Row:
         def value(metrics: Metrics) -> float | None:
@@ -199,12 +204,12 @@ def _row(name: str, value: str) -> str:
     return f"{name:<{BLOCK_WIDTH - 10}}{value:<10}".rstrip()
 
 
-def _spread(values: Sequence[float | None], show: Callable[[float | None], str]) -> str:
-    """Return the median and, of several, the range."""
-    known = [value for value in values if value is not None]
-    if len(known) < 2:
-        return show(known[0] if known else None)
-    return f"{show(median(known))} ({show(min(known))}-{show(max(known))})"
+def spread_words(spread: Spread | None, show: Callable[[float | None], str]) -> str:
+    """Return the median and, if repetitions differ, their range."""
+    if spread is None:
+        return show(None)
+    middle, least, most = spread
+    return show(middle) if least == most else f"{show(middle)} ({show(least)}-{show(most)})"
 
 
 def _ms(distribution: Distribution | None, statistic: str) -> str:

@@ -60,6 +60,7 @@ class _WireMove(msgspec.Struct):
     destination_id: int
     num_tokens: int
     is_committed: bool
+    is_copy: bool = False
 
 
 class _WireRequest(msgspec.Struct):
@@ -163,4 +164,5 @@ def _move(event: _WireEvent) -> KVMove:
         event.started_at,
         event.ended_at,
         move.is_committed,
+        move.is_copy,
     )

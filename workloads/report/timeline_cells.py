@@ -13,7 +13,7 @@ from typing import TypeAlias
 from loong.core.cluster_history import BatchSlice, ChangeKind, ClusterHistory
 from loong.core.cost.work import Phase
 from loong.core.placement import InstanceId
-from loong.workloads.plots.style import BLUE, GREEN, VERMILION
+from loong.workloads.palette import BLUE, GREEN, VERMILION
 
 NUM_COLUMNS = 1200
 MAX_LABEL_GAP = (

@@ -1,7 +1,7 @@
 """Counts of the work that a step gives each instance, from which a cost model predicts seconds."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import InitVar, dataclass, field, fields, replace
 from enum import StrEnum
@@ -12,6 +12,7 @@ from loong.core.placement import InstanceId, KVSegment, OwnerId, Placement, toke
 from loong.core.plan import BatchPlan, QueryBlock, Transfer
 from loong.core.positions import num_ordered_pairs
 from loong.core.request import RequestId
+from loong.core.shared_kv import LEAST_ALONE
 from loong.core.value import value
 
 
@@ -41,10 +42,24 @@ class InstanceWork:
     )
     num_kept_keys: int = 0  # keys and values kept that another instance made (retention)
     num_relayed_keys: int = 0  # met by single queries while they are read for others, in one pass
+    num_relayed_prompt_keys: int = 0  # met by longer blocks while they are read for others
+    num_relayed_queries: int = 0  # the queries of both
 
     def copy(self) -> "InstanceWork":
         """Return a copy to which other work can be added."""
         return InstanceWork(*_counts(self))
+
+    def share(self, number: int) -> "InstanceWork":
+        """Return one of `number` equal parts of the work, rounded up."""
+        return InstanceWork(*(-(-count // number) for count in _counts(self)))
+
+    @classmethod
+    def together(cls, works: Collection["InstanceWork"]) -> "InstanceWork":
+        """Return the work of several members of a group as that of one."""
+        found = cls(*map(sum, zip(*map(_counts, works), strict=True)))
+        found.num_requests = max(work.num_requests for work in works)
+        found.num_segments = max(work.num_segments for work in works)
+        return found
 
 
 _counts = attrgetter(*(count.name for count in fields(InstanceWork)))
@@ -66,7 +81,8 @@ class StepWork:
     (`starts_idle`). After each step of a lease its members agree on whether it continues. `holders` are the
     instances outside the group that serve it, each with its attention for members and the queries that it
     answers. Those in `idle_holder_ids` run no batch of their own. `read_shares` are the shares of time in
-    which holders read for other groups.
+    which holders read for other groups. Products of `num_micro_batches` alternate with served attention. If
+    the step `rotates`, members compute layers of all micro-batches in turn.
     """
 
     group: ESPGroup
@@ -79,6 +95,8 @@ class StepWork:
     holders: Mapping[InstanceId, InstanceWork] = field(default_factory=dict)
     idle_holder_ids: frozenset[InstanceId] = frozenset()
     read_shares: Mapping[InstanceId, float] = field(default_factory=dict)
+    num_micro_batches: int = 1
+    rotates: bool = False
 
     @property
     def phase(self) -> Phase:
@@ -120,6 +138,7 @@ class WorkCount:
     instances: dict[InstanceId, InstanceWork] = field(init=False)
     holders: dict[InstanceId, InstanceWork] = field(default_factory=dict)  # no members of the group
     read: dict[tuple[OwnerId, InstanceId], int] = field(default_factory=dict)  # shared keys, counted once
+    ringed: dict[tuple[OwnerId, InstanceId], int] = field(default_factory=dict)  # of keys that travel
 
     def __post_init__(self, instance_ids: Iterable[InstanceId]) -> None:
         self.instances = {instance_id: InstanceWork() for instance_id in instance_ids}
@@ -138,6 +157,10 @@ class WorkCount:
             made[block.master_id] += len(block.positions)
         earlier_share = _earlier_share(blocks, placement) if has_holes else 1.0
         self.add_chunk(made, placement.tokens_by_instance(), is_ringed=is_ringed, earlier_share=earlier_share)
+        if placement.shared and is_ringed:
+            self._relay_ring(placement.shared, made)
+        elif placement.shared and made.total() < LEAST_ALONE:
+            self._relay_chunk(placement.shared, made.total())
         _add_kept(self, made, writes)
         self.num_segments += len(placement.segments)
 
@@ -178,7 +201,7 @@ class WorkCount:
         self.num_segments += len(segments)
 
     def move_decode(self, master_id: InstanceId, placement: Placement) -> None:
-        """Count a token that is counted, with this history, as if its master had all of that.
+        """Count a token, which is counted with this history, as if its master had all of that history.
 
         Keys that other queries read too are still read where they are.
         """
@@ -214,7 +237,7 @@ class WorkCount:
     def copy(self, instance_ids: Iterable[InstanceId] | None = None) -> "WorkCount":
         """Return one to which other requests can be added: of all its instances, or of these alone."""
         other = copy(self)
-        other.read = self.read.copy()
+        other.read, other.ringed = self.read.copy(), self.ringed.copy()
         other.holders = {instance_id: work.copy() for instance_id, work in self.holders.items()}
         ids = self.instances if instance_ids is None else instance_ids
         other.instances = {instance_id: self.instances[instance_id].copy() for instance_id in ids}
@@ -237,19 +260,26 @@ class WorkCount:
         )
 
     def _relay(self, shared: Iterable[KVSegment]) -> None:
-        """Count keys of a single query, which are counted, as read before if another query reads them.
-
-        Of an owner, queries read the same first keys.
-        """
-        parts: Counter[tuple[OwnerId, InstanceId]] = Counter()
-        for owner_id, positions, instance_id in shared:
-            parts[owner_id, instance_id] += len(positions)
-        for place, num_keys in parts.items():
-            known = self.read.get(place, 0)
-            work, num_relayed = self.at(place[1]), min(num_keys, known)
+        """Count keys of a single query, which are counted, as read before if another query reads them."""
+        for (_, instance_id), num_relayed in _known(self.read, shared):
+            work = self.at(instance_id)
             work.num_decode_keys -= num_relayed
             work.num_relayed_keys += num_relayed
-            self.read[place] = max(num_keys, known)
+            work.num_relayed_queries += 1
+
+    def _relay_chunk(self, shared: Iterable[KVSegment], num_queries: int) -> None:
+        """Count keys of a chunk of few queries, which are counted, as read before if others read them."""
+        for (_, instance_id), num_relayed in _known(self.read, shared):
+            _relay_prompt(self.at(instance_id), num_relayed, num_queries)
+
+    def _relay_ring(self, shared: Iterable[KVSegment], made: Mapping[InstanceId, int]) -> None:
+        """Count keys that travel, which are counted, as those of another request if that has them too."""
+        for (_, source_id), num_relayed in _known(self.ringed, shared):
+            for instance_id, work in self.instances.items():
+                if instance_id != source_id:
+                    work.num_ring_keys -= num_relayed
+                if made.get(instance_id):
+                    _relay_prompt(work, num_relayed, made[instance_id])
 
     def at(self, instance_id: InstanceId) -> InstanceWork:
         """Return the work of a member, or of a holder outside the group."""
@@ -269,7 +299,10 @@ def step_work(batch: BatchPlan, placements: Mapping[RequestId, Placement], is_fi
     count = WorkCount(batch.group.instance_ids, is_lease=batch.num_steps > 1)
     for request_id in batch.request_ids:
         count.add(batch.blocks_of(request_id), batch.writes_of(request_id), placements[request_id])
-    return count.step(batch.group, is_first)
+    work = count.step(batch.group, is_first)
+    if batch.num_micro_batches == 1:
+        return work
+    return replace(work, num_micro_batches=batch.num_micro_batches, rotates=batch.rotates)
 
 
 def batch_work(
@@ -333,6 +366,33 @@ def _add_ring(
             num_pairs = num_queries * (earlier_share * num_cached + (num_new + 1) / 2)
             work.num_pairs += num_pairs
             work.num_part_pairs += num_pairs - num_queries * (num_queries + 1) / 2
+
+
+def _known(
+    read: dict[tuple[OwnerId, InstanceId], int], shared: Iterable[KVSegment]
+) -> list[tuple[tuple[OwnerId, InstanceId], int]]:
+    """Return the shared keys of a request that are `read` already, by their place, and add the others.
+
+    Of an owner, requests read the same first keys.
+    """
+    parts: Counter[tuple[OwnerId, InstanceId]] = Counter()
+    for owner_id, positions, instance_id in shared:
+        parts[owner_id, instance_id] += len(positions)
+    found = []
+    for place, num_keys in parts.items():
+        known = read.get(place, 0)
+        if known:
+            found.append((place, min(num_keys, known)))
+        read[place] = max(num_keys, known)
+    return found
+
+
+def _relay_prompt(work: InstanceWork, num_relayed: int, num_queries: int) -> None:
+    """Count keys of a chunk as read for others. Many queries read them apart, in one block of the ring."""
+    work.num_keys -= num_relayed
+    if num_queries < LEAST_ALONE:
+        work.num_relayed_prompt_keys += num_relayed
+        work.num_relayed_queries += num_queries
 
 
 def _earlier_share(blocks: Iterable[QueryBlock], placement: Placement) -> float:

@@ -27,7 +27,7 @@ def check_ranges(case: Case) -> None:
 
 
 def check_groups_are_idle(case: Case) -> None:
-    """Check that an instance is a member of at most one batch, and host tiers of none."""
+    """Check that an instance is a member of at most one batch, and one without weights of none."""
     taken: set[InstanceId] = set()
     for batch in case.plan.batches:
         for instance_id in batch.group.instance_ids:
@@ -36,6 +36,8 @@ def check_groups_are_idle(case: Case) -> None:
                 raise InvalidPlanError(f"a batch names instance {instance_id}, which does not exist")
             if instance.kind is InstanceKind.HOST:
                 raise InvalidPlanError(f"instance {instance_id} is a host tier and runs no batch")
+            if instance.kind is InstanceKind.ATTENTION:
+                raise InvalidPlanError(f"instance {instance_id} has no weights and runs no batch")
             if instance.is_draining:
                 raise InvalidPlanError(f"instance {instance_id} is draining and takes no batch")
             if not instance.is_idle:
@@ -65,16 +67,17 @@ def check_requests_are_at_rest(case: Case) -> None:
     """Check that a request has at most one of these: a batch, migrations and evictions, a preemption, or a
     failure.
 
-    KV that was computed before a running batch began may be copied meanwhile. It is at its destination from
-    the next boundary of the request on.
+    KV that was computed before a batch, running or planned, may be copied meanwhile. It is at its destination
+    from the next boundary of the request on.
     """
     owner_ids = case.snapshot.owners.keys()
     migrating_ids = {migration.segment.owner_id for migration in case.plan.migrations} - owner_ids
     evicted_ids = {eviction.segment.owner_id for eviction in case.plan.evictions} - owner_ids
-    other_ids = [*(migrating_ids | evicted_ids)]
+    views = [part.view for _, parts in case.parts for part in parts]
+    begun_ids = {view.request_id for view in views}
+    other_ids = [*(migrating_ids - begun_ids | evicted_ids)]
     other_ids += [preemption.request_id for preemption in case.plan.preemptions]
     other_ids += [failure.request_id for failure in case.plan.failures]
-    views = [part.view for _, parts in case.parts for part in parts]
     views += map(case.view, other_ids)
     copied_ids = migrating_ids - evicted_ids - case.snapshot.ending_ids
     for view in views:
@@ -100,7 +103,7 @@ def check_queries(case: Case) -> None:
             _check_positions(part)
             if len(part.blocks) > 1:
                 _check_blocks(part)
-        _check_masters(case.snapshot, batch)
+        _check_masters(batch)
 
 
 def _check_positions(part: Part) -> None:
@@ -148,23 +151,30 @@ def _check_blocks(part: Part) -> None:
         raise InvalidPlanError(f"request {part.view.request_id} has two blocks at one master")
 
 
-def _check_masters(snapshot: Snapshot, batch: BatchPlan) -> None:
+def _check_masters(batch: BatchPlan) -> None:
     group = frozenset(batch.group.instance_ids)
     for master_id in {block.master_id for block in batch.queries}:
         if master_id not in group:
             raise InvalidPlanError(f"master {master_id} is not in group {batch.group.instance_ids}")
-        if snapshot.instance[master_id].kind is not InstanceKind.FULL:
-            raise InvalidPlanError(f"instance {master_id} has no weights and cannot be a master")
 
 
 def check_leases(case: Case) -> None:
     """Check that only decode tokens whose queries travel are leased.
 
-    A request that may take fewer steps than the lease leaves it early.
+    A request that may take fewer steps than the lease leaves it early. Only a lease has micro-batches; they
+    rotate if they are one more than its instances.
     """
     for batch, parts in case.parts:
         if batch.num_steps < 1:
             raise InvalidPlanError(f"a batch takes at least 1 step, not {batch.num_steps}")
+        number = batch.num_micro_batches
+        if not 1 <= number <= len(parts) or (number > 1 and batch.num_steps == 1):
+            raise InvalidPlanError(
+                f"a batch of {batch.num_steps} steps with {len(parts)} requests has {number} micro-batches; "
+                "only a lease has several, at most one a request"
+            )
+        if batch.rotates and number != batch.group.dop + 1:
+            raise InvalidPlanError(f"{number} micro-batches are to rotate over {batch.group.dop} instances")
         if batch.num_steps == 1:
             continue
         for part in parts:

@@ -19,6 +19,7 @@ def check_borrowings(snapshot: Snapshot, plan: IterationPlan) -> None:
             raise InvalidPlanError(f"request {request_id} is to borrow KV, but {what}")
         seen.add(request_id)
         _check_segments(view, borrowing)
+        _check_end(view, borrowing)
 
 
 def _check_segments(view: RequestView, borrowing: Borrowing) -> None:
@@ -29,6 +30,17 @@ def _check_segments(view: RequestView, borrowing: Borrowing) -> None:
             raise InvalidPlanError(
                 f"request {view.request_id} is to borrow {segment}, which is not there for it"
             )
+
+
+def _check_end(view: RequestView, borrowing: Borrowing) -> None:
+    if not view.no_ends:
+        return
+    placement = view.borrowing(borrowing.segments).placement
+    if placement.has_holes or any(placement.stop in positions for positions in view.no_ends):
+        raise InvalidPlanError(
+            f"request {view.request_id} is to begin at position {placement.first_missing}, "
+            f"before which layers with a window have no KV, or to have holes"
+        )
 
 
 def _is_cached(view: RequestView, segment: KVSegment) -> bool:

@@ -88,6 +88,33 @@ def check_room(case: Case) -> None:
             )
 
 
+def check_window_room(case: Case) -> None:
+    """Check that new KV fits the memory of layers with a window, where they have less.
+
+    What moves, or begins to be read, takes its last window there, and what decodes may add meanwhile.
+    """
+    window_free, window = case.snapshot.window_free, case.snapshot.window
+    if not window_free:
+        return
+    stored: Counter[InstanceId] = Counter()
+    for batch in case.plan.batches:
+        stored.update(batch.num_reserved_tokens)
+    for migration in case.plan.migrations:
+        stored[migration.destination_id] += min(len(migration.segment.positions), 2 * window)
+    for segment in (s for borrowing in case.plan.effective_borrowings for s in borrowing.segments):
+        stored[segment.instance_id] += min(len(segment.positions), window)
+    for extension in case.plan.lease_extensions:
+        stored.update(case.snapshot.extended(extension).num_stored_tokens)
+        stored.subtract(case.snapshot.batch[extension.batch_id].plan.num_stored_tokens)
+    for instance_id, num_tokens in stored.items():
+        free = window_free.get(instance_id, num_tokens)
+        if num_tokens > max(0, free):
+            raise InvalidPlanError(
+                f"instance {instance_id} is to store {num_tokens} tokens, but layers with a window have room "
+                f"for {free}"
+            )
+
+
 def check_lease_ends(case: Case) -> None:
     """Check that only running batches end, once each, and only at a step that is still to come."""
     seen = set()

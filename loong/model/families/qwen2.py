@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from loong.model.config import ModelConfig
 from loong.model.families.config_file import ConfigFile
-from loong.model.families.family import FULL, SLIDING, Family
+from loong.model.families.family import FULL, SLIDING, Family, full_layers
 
 
 class Qwen2File(ConfigFile, frozen=True, kw_only=True):
@@ -16,16 +16,13 @@ class Qwen2File(ConfigFile, frozen=True, kw_only=True):
 
     def model_config(self) -> ModelConfig:
         """See ConfigFile."""
-        config = super().model_config()
-        return replace(config, has_qkv_bias=True, sliding_window=self._sliding_window())
-
-    def _sliding_window(self) -> int | None:
-        """Return the window, or None if no layer has it."""
+        config, num_layers = replace(super().model_config(), has_qkv_bias=True), self.num_hidden_layers
+        full = frozenset(range(min(self.max_window_layers, num_layers)))
         if self.layer_types is not None:
-            is_used = SLIDING in self.layer_types
-        else:
-            is_used = self.max_window_layers < self.num_hidden_layers
-        return self.sliding_window if self.use_sliding_window and is_used else None
+            full = full_layers(self.layer_types, num_layers, 1)
+        if not self.use_sliding_window or len(full) == num_layers:
+            return config
+        return replace(config, sliding_window=self.sliding_window, full_layers=full)
 
 
 QWEN2 = Family("Qwen2ForCausalLM", "qwen2", Qwen2File, layer_types=(FULL, SLIDING), gguf_architecture="qwen2")

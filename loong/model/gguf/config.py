@@ -1,5 +1,6 @@
 """A model's config from the metadata of a GGUF file, under the key names of llama.cpp."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from loong.core.errors import ConfigError
@@ -12,7 +13,10 @@ from loong.model.gguf.metadata import Metadata
 from loong.model.gguf.rope import read_rope
 from loong.model.gguf.tokenizer import CONTROL
 
-_END_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|endoftext|>", "</s>")
+_END_OF_TURN = (
+    *("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|endoftext|>", "</s>"),
+    *("<end_of_turn>", "<|return|>", "<|call|>"),
+)
 
 
 def gguf_config(header: Header) -> ModelConfig:
@@ -26,10 +30,8 @@ def gguf_config(header: Header) -> ModelConfig:
     if family is None:
         raise metadata.refusal("general.architecture", f"one of {', '.join(GGUF_FAMILIES)}")
     check_keys(metadata, family)
-    shape = header.tensors["token_embd.weight"].shape if "token_embd.weight" in header.tensors else ()
     hidden_size = metadata.size(f"{prefix}.embedding_length")
-    if len(shape) != 2:
-        raise ConfigError(f"{header.path} must have a tensor token_embd.weight of 2 dimensions, got {shape}")
+    vocab_size = _vocab_size(header)
     num_heads = metadata.size(f"{prefix}.attention.head_count")
     head_dim = metadata.size(f"{prefix}.attention.key_length", hidden_size // num_heads)
     for key in ("attention.value_length", "rope.dimension_count"):
@@ -37,7 +39,7 @@ def gguf_config(header: Header) -> ModelConfig:
             raise metadata.refusal(f"{prefix}.{key}", f"the head dimension, {head_dim}")
     config = ModelConfig(
         architecture=family.architecture,
-        vocab_size=shape[0],
+        vocab_size=vocab_size,
         hidden_size=hidden_size,
         intermediate_size=metadata.size(f"{prefix}.feed_forward_length"),
         num_layers=metadata.size(f"{prefix}.block_count"),
@@ -53,14 +55,9 @@ def gguf_config(header: Header) -> ModelConfig:
         eos_token_ids=_eos_token_ids(metadata),
     )
     first_layer = {name.removeprefix("blk.0.") for name in header.tensors if name.startswith("blk.0.")}
-    scales = {
-        name: scale
-        for key, name in family.gguf_scales.items()
-        if (scale := metadata.optional(f"{prefix}.{key}", float))  # 0 means none, too
-    }
-    return replace(
+    found = replace(
         config,
-        scales=Scales(**scales),
+        scales=_scales(metadata, family.gguf_scales),
         experts=_experts(metadata, header, config),
         has_qkv_bias="attn_q.bias" in first_layer,
         has_o_bias="attn_output.bias" in first_layer,
@@ -68,6 +65,21 @@ def gguf_config(header: Header) -> ModelConfig:
         has_qk_norm="attn_q_norm.weight" in first_layer,
         sliding_window=metadata.optional(f"{prefix}.attention.sliding_window", int) or None,
     )
+    return found if family.of_gguf is None else family.of_gguf(found)
+
+
+def _scales(metadata: Metadata, names: Mapping[str, str]) -> Scales:
+    """Return the scales of a file, whose keys have these `names` here."""
+    prefix = metadata.architecture
+    found = {name: metadata.optional(f"{prefix}.{key}", float) for key, name in names.items()}
+    return Scales(**{name: scale for name, scale in found.items() if scale})  # 0 means none, too
+
+
+def _vocab_size(header: Header) -> int:
+    shape = header.tensors["token_embd.weight"].shape if "token_embd.weight" in header.tensors else ()
+    if len(shape) != 2:
+        raise ConfigError(f"{header.path} must have a tensor token_embd.weight of 2 dimensions, got {shape}")
+    return shape[0]
 
 
 def _experts(metadata: Metadata, header: Header, config: ModelConfig) -> ExpertConfig | None:

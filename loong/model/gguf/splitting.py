@@ -20,6 +20,12 @@ _TEKKEN = (
     r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
+_WORD_START = r"[^\r\n\p{L}\p{N}]?"
+_GPT_4O = (
+    rf"{_WORD_START}{_UPPER}*{_LOWER}+{_CONTRACTIONS}?|{_WORD_START}{_UPPER}+{_LOWER}*{_CONTRACTIONS}?"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
 
 def _by_pattern(pattern: str) -> PreTokenizer:
     split = pre_tokenizers.Split(Regex(pattern), "isolated")
@@ -41,10 +47,11 @@ _PRE_TOKENIZERS: Final[dict[str, Callable[[], PreTokenizer]]] = {
     **dict.fromkeys(("llama-bpe", "llama3", "llama-v3"), lambda: _by_pattern(_LLAMA_3)),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), lambda: _by_pattern(_QWEN_2)),
     "tekken": lambda: _by_pattern(_TEKKEN),
+    "gpt-4o": lambda: _by_pattern(_GPT_4O),
 }
 PRE_TOKENIZER_NAMES = tuple(_PRE_TOKENIZERS)
-WHOLE_WORDS: Final = ("llama-bpe", "llama3", "llama-v3", "tekken")  # words of the vocabulary are not split
 ADDING_BOS: Final = ("llama-bpe", "llama3", "llama-v3", "tekken")  # unless the file says otherwise
+WHOLE_WORDS: Final = (*ADDING_BOS, "gpt-4o")  # words of the vocabulary are not split
 
 
 def pre_tokenizer(name: str) -> PreTokenizer:

@@ -38,6 +38,8 @@ _EXPERT_NAMES: Final = {
     "ffn_up_exps": "up_proj",
     "ffn_down_exps": "down_proj",
 }
+_WITHOUT_KIND: Final = ("attn_sinks",)  # whose names do not end with `weight`
+_EXPERT_DIMS: Final = {"weight": 3, "bias": 2}
 _LAYER_TENSOR = re.compile(r"blk\.(0|[1-9][0-9]*)\.(\w+)\.(weight|bias)")
 
 
@@ -81,23 +83,27 @@ def open_gguf_tensors(header: Header, config: ModelConfig) -> GgufTensors:
     """Return the tensors of a file. Raises ConfigError naming the first one that is not supported."""
     check_tensors(header)
     names, shapes = {}, {}
+    layer_names = {**_LAYER_NAMES, **FAMILIES[config.architecture].gguf_names}
     for own_name in header.tensors:
         if own_name != FREQUENCY_FACTORS:
-            for name, expert in _hugging_face_names(header, own_name):
+            for name, expert in _hugging_face_names(header, own_name, layer_names):
                 names[name] = OwnName(own_name, expert)
                 shapes[name] = header.tensors[own_name].shape[0 if expert is None else 1 :]
     return GgufTensors(header, config, shapes, names)
 
 
-def _hugging_face_names(header: Header, name: str) -> Iterator[tuple[str, int | None]]:
+def _hugging_face_names(
+    header: Header, name: str, layer_names: Mapping[str, str]
+) -> Iterator[tuple[str, int | None]]:
     """Yield a tensor's names in a Hugging Face folder, one for each expert that it holds.
 
     Raises ConfigError if it has none.
     """
     match, shape = _LAYER_TENSOR.fullmatch(name), header.tensors[name].shape
-    if match is not None and match[2] in _LAYER_NAMES:
-        yield f"model.layers.{match[1]}.{_LAYER_NAMES[match[2]]}.{match[3]}", None
-    elif match is not None and match[2] in _EXPERT_NAMES and len(shape) == 3:
+    if match is not None and match[2] in layer_names:
+        kind = "" if match[2] in _WITHOUT_KIND else f".{match[3]}"
+        yield f"model.layers.{match[1]}.{layer_names[match[2]]}{kind}", None
+    elif match is not None and match[2] in _EXPERT_NAMES and len(shape) == _EXPERT_DIMS[match[3]]:
         for expert in range(shape[0]):
             yield f"model.layers.{match[1]}.mlp.experts.{expert}.{_EXPERT_NAMES[match[2]]}.{match[3]}", expert
     elif name in _NAMES:

@@ -12,16 +12,18 @@ SUPPORTED: Final = (
     "fp8 (e4m3, dynamic activations)",
     "awq (4 bits, gemm)",
     "gptq (2, 4 or 8 bits)",
+    "mxfp4 (experts of gpt-oss)",
 )
 FLAG_VALUES: Final = ("fp8",)  # of --quantization
 
 
 class Method(StrEnum):
-    """The formats of weights: FP8 with scales, or integers that are packed in words."""
+    """The formats of weights: FP8 or FP4 with scales, or integers that are packed in words."""
 
     FP8 = "fp8"
     AWQ = "awq"
     GPTQ = "gptq"
+    MXFP4 = "mxfp4"  # of stacked experts; see `stacked_experts`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +55,8 @@ def parse_quantization(where: str, given: Mapping[str, object]) -> Quantization:
             return Quantization(method=Method.FP8, block=_block(where, given.get("weight_block_size")))
         case "compressed-tensors":
             return _parse_compressed_tensors(where, given)
+        case "mxfp4":
+            return Quantization(method=Method.MXFP4, bits=4)
         case "awq":
             _check(where, given, "version", ("gemm",), "gemm")
             bits = _check(where, given, "bits", (4,))

@@ -18,17 +18,24 @@ def fp8_product(
     groups: ExpertGroups | None,
     quantize: Callable[..., None],
     multiply: Callable[..., None],
+    multiply_few: Callable[[Tensor, Tensor, Fp8Matrix, torch.dtype], Tensor | None] | None = None,
 ) -> Tensor:
     """Return x mapped by a weight, given the kernels `quantize_rows` and `fp8_linear`.
 
-    On GPUs the library multiplies whole rows with one scale.
+    Whole rows with one scale are multiplied by `multiply_few`. Where that returns None, as for many rows, the
+    library multiplies them on GPUs.
     """
     num_groups = weight.scales.shape[-1]
     values = torch.empty(x.shape, dtype=FP8, device=x.device)
     scales = torch.empty(len(x), num_groups, dtype=torch.float32, device=x.device)
     quantize(x, weight.group_size, values=values, scales=scales)
+    has_whole_rows = groups is None and num_groups == 1
+    if has_whole_rows and multiply_few is not None:
+        few = multiply_few(values, scales, weight, x.dtype)
+        if few is not None:
+            return few
     is_even = not any(size % _MULTIPLE for size in weight.values.shape)
-    if groups is None and num_groups == 1 and is_even and x.is_cuda and x.dtype == torch.bfloat16 and len(x):
+    if has_whole_rows and is_even and x.is_cuda and x.dtype == torch.bfloat16 and len(x):
         return torch._scaled_mm(
             values, weight.values.T, scale_a=scales, scale_b=weight.scales.T, out_dtype=x.dtype
         )

@@ -29,6 +29,8 @@ EventName: TypeAlias = Literal[
     "instance_joined",
     "instance_draining",
     "instance_left",
+    "instance_lent",
+    "instance_returned",
     "prefix_cache_reset",
 ]
 TokensByInstance: TypeAlias = dict[int, int]
@@ -287,6 +289,7 @@ class InstanceJoinedLine(_Line, frozen=True, tag="instance_joined"):
     time: Number
     instance_id: int
     kv_capacity: int
+    why: str = ""  # if it is room of another engine
 
 
 class InstanceDrainingLine(_Line, frozen=True, tag="instance_draining"):
@@ -294,6 +297,24 @@ class InstanceDrainingLine(_Line, frozen=True, tag="instance_draining"):
 
     time: Number
     instance_id: int
+    why: str = ""
+
+
+class RoomLentLine(_Line, frozen=True, tag="room_lent"):
+    """Another engine has got room of an instance."""
+
+    time: Number
+    instance_id: int
+    num_tokens: int
+    why: str = ""
+
+
+class RoomReturnedLine(_Line, frozen=True, tag="room_returned"):
+    """An instance has room again that it had lent."""
+
+    time: Number
+    instance_id: int
+    why: str = ""
 
 
 class InstanceLeftLine(_Line, frozen=True, tag="instance_left"):
@@ -316,4 +337,6 @@ Line: TypeAlias = (
     | InstanceJoinedLine
     | InstanceDrainingLine
     | InstanceLeftLine
+    | RoomLentLine
+    | RoomReturnedLine
 )

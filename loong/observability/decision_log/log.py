@@ -23,6 +23,8 @@ from loong.core.events import (
     PrefixCacheReset,
     RequestAborted,
     RequestArrived,
+    RoomLent,
+    RoomReturned,
     TokensProduced,
 )
 from loong.core.instructions import Instruction, RunBatch
@@ -113,13 +115,19 @@ class DecisionLog:
                 instance = event.instance
                 self._write(
                     lines.InstanceJoinedLine(
-                        event.time, instance.instance_id, kv_capacity=instance.kv_capacity
+                        event.time, instance.instance_id, instance.kv_capacity, event.reason
                     )
                 )
             case InstanceDraining():
-                self._write(lines.InstanceDrainingLine(event.time, event.instance_id))
+                self._write(lines.InstanceDrainingLine(event.time, event.instance_id, event.reason))
             case InstanceLeft():
                 self._write(lines.InstanceLeftLine(event.time, event.instance_id))
+            case RoomLent() if applied.instructions:  # else it was refused
+                self._write(lines.RoomLentLine(event.time, event.instance_id, event.num_tokens, event.reason))
+            case RoomReturned() if applied.instructions:
+                self._write(lines.RoomReturnedLine(event.time, event.instance_id, event.reason))
+            case RoomLent() | RoomReturned():
+                pass
             case RequestArrived():
                 for choice_id in event.request.choice_ids:
                     self._arrive(event, choice_id)

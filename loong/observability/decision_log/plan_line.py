@@ -17,6 +17,8 @@ from loong.core.events import (
     PrefixCacheReset,
     RequestAborted,
     RequestArrived,
+    RoomLent,
+    RoomReturned,
     TokensProduced,
 )
 from loong.core.instance import ElasticInstance
@@ -98,6 +100,10 @@ def _cause(event: Event) -> Cause:
             return Cause("instance_draining", instance_id=event.instance_id)
         case InstanceLeft():
             return Cause("instance_left", instance_id=event.instance_id)
+        case RoomLent():
+            return Cause("instance_lent", instance_id=event.instance_id)
+        case RoomReturned():
+            return Cause("instance_returned", instance_id=event.instance_id)
         case PrefixCacheReset():
             return Cause("prefix_cache_reset")
         case _:

@@ -17,12 +17,13 @@ import msgspec
 from loong.core.events import Event, RequestArrived, TokensProduced
 from loong.core.instance import ElasticInstance
 from loong.core.plan import IterationPlan
-from loong.core.request import SLO, Request, SamplingParams
+from loong.core.request import SLO, Continuation, Request, SamplingParams
 from loong.core.snapshot import Snapshot
+from loong.core.window_memory import WindowMemory
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.cost.cost_model import WorkCostModel
 
-VERSION = 8
+VERSION = 9
 
 
 class _Line(msgspec.Struct, frozen=True, tag_field="line", omit_defaults=True, forbid_unknown_fields=True):
@@ -42,6 +43,7 @@ class Setting(_Line, frozen=True, tag="setting"):
     last_id: int = 0  # of batches and migrations before the first event
     keeps_prefixes: bool = False
     least_saved: int | None = None
+    windows: WindowMemory | None = None
 
 
 class ArrivalRecord(_Line, frozen=True, tag="request_arrived"):
@@ -60,6 +62,7 @@ class ArrivalRecord(_Line, frozen=True, tag="request_arrived"):
     num_prompt_logprobs: int | None = None
     cache_salt: str = ""
     uses_cache: bool = True
+    continues: Continuation | None = None
 
 
 class _Named(msgspec.Struct):
@@ -162,6 +165,7 @@ def _arrived(event: RequestArrived, *, keeps_prompts: bool) -> ArrivalRecord:
         request.num_prompt_logprobs,
         request.cache_salt,
         request.uses_cache,
+        request.continues,
     )
 
 
@@ -181,6 +185,7 @@ def _arrival(line: ArrivalRecord) -> RequestArrived:
         num_prompt_logprobs=line.num_prompt_logprobs,
         cache_salt=line.cache_salt,
         uses_cache=line.uses_cache,
+        continues=line.continues,
     )
     return RequestArrived(line.time, request)
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeAlias
 
 from loong.core.cluster_history import (
     BatchSlice,
@@ -27,9 +28,15 @@ from loong.observability.decision_log.lines import (
     Migration,
     MigrationEndedLine,
     PlannedLine,
+    RoomLentLine,
+    RoomReturnedLine,
 )
 from loong.observability.decision_log.reader import read_log
 from loong.observability.decision_log.runs import RequestRun, RequestRuns
+
+_Changed: TypeAlias = (
+    InstanceLostLine | InstanceJoinedLine | InstanceDrainingLine | RoomLentLine | RoomReturnedLine
+)
 
 
 def history_of_log(path: Path) -> ClusterHistory:
@@ -82,13 +89,20 @@ class _Reading:
                 self.moves.append(_move(*self.moving.pop(line.migration_id), line))
             case InstanceLostLine():
                 self._lose(line.instance_id)
-                self.changes.append(InstanceChange(line.instance_id, ChangeKind.LOST, line.time, line.why))
+                self._change(line, ChangeKind.LOST)
             case InstanceJoinedLine():
-                self.changes.append(InstanceChange(line.instance_id, ChangeKind.JOINED, line.time))
+                self._change(line, ChangeKind.JOINED)
             case InstanceDrainingLine():
-                self.changes.append(InstanceChange(line.instance_id, ChangeKind.DRAINING, line.time))
+                self._change(line, ChangeKind.DRAINING)
+            case RoomLentLine():
+                self._change(line, ChangeKind.LENT)
+            case RoomReturnedLine():
+                self._change(line, ChangeKind.RETURNED)
             case InstanceLeftLine():
                 self.changes.append(InstanceChange(line.instance_id, ChangeKind.LEFT, line.time))
+
+    def _change(self, line: _Changed, kind: ChangeKind) -> None:
+        self.changes.append(InstanceChange(line.instance_id, kind, line.time, line.why))
 
     def _plan(self, line: PlannedLine) -> None:
         self._see(line.instances)
@@ -162,4 +176,5 @@ def _move(migration: Migration, started_at: float, line: MigrationEndedLine) -> 
         started_at,
         line.time,
         line.is_committed,
+        migration.keeps_source,
     )

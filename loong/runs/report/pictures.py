@@ -13,10 +13,12 @@ from loong.workloads.plots.curves import (
 )
 from loong.workloads.plots.goodput import GoodputBar, goodput_figure
 from loong.workloads.plots.latencies import latency_cdf_figure, ttft_by_length_figure
+from loong.workloads.plots.pareto import pareto_figure
 from loong.workloads.plots.style import PICTURE_KINDS, house_style, write_figure
 from loong.workloads.plots.timeline import timelines_figure
 from loong.workloads.plots.waterfall import waterfall_figure
 from loong.workloads.report.informative_window import informative_window
+from loong.workloads.report.pareto import DeviceUnit, ParetoCurves, curves_of
 from loong.workloads.report.run_document import RuleRuns, RunRow
 
 if TYPE_CHECKING:
@@ -113,6 +115,9 @@ def _pictures_of_sweep(runs: RuleRuns, suffix: str) -> Iterator[Picture]:
                 f"{runs.goodput_name}: requests per second at which {runs.goal * 100:g} % meet the SLO",
             ),
         )
+    curves = curves_of(runs)
+    if curves.points:
+        yield Picture(f"pareto{suffix}", _words_of_pareto(curves), lambda: pareto_figure(runs))
     yield Picture(
         f"latency-by-rate{suffix}",
         "Median and P99 of the time to the first token (TTFT), and of the time per token after it (TPOT)",
@@ -120,6 +125,17 @@ def _pictures_of_sweep(runs: RuleRuns, suffix: str) -> Iterator[Picture]:
         is_wide=True,
         is_main=False,
     )
+
+
+def _words_of_pareto(curves: ParetoCurves) -> str:
+    """Return a caption, which says why throughput is not per device if it is not."""
+    words = (
+        f"Output tokens per second of a {curves.unit.value} against the speed for a user: lines are "
+        "frontiers, and hollow points are dominated"
+    )
+    if curves.unit is DeviceUnit.SERVER:
+        return f"{words}; the devices of some server are unknown (--num-gpus) or of another kind"
+    return words
 
 
 def _pictures_of_rate(runs: RuleRuns, suffix: str) -> Iterator[Picture]:

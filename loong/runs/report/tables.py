@@ -5,7 +5,9 @@ from dataclasses import dataclass
 from math import inf
 
 from loong.runs.report.answer import buckets_of, milliseconds, share, value_of, values_of
+from loong.runs.run_tables import pareto_rows
 from loong.workloads.plots.curves import at_rate
+from loong.workloads.report.pareto import ParetoCurves, curves_of
 from loong.workloads.report.report import ELASTIC_COUNTS
 from loong.workloads.report.run_document import RuleRuns, RunDocument
 
@@ -40,6 +42,8 @@ def tables_of(runs: RuleRuns) -> Iterator[Table]:
     """Yield the tables of the runs under one rule."""
     if len(runs.rates) > 1:
         yield _rate_table(runs)
+        if (curves := curves_of(runs)).points:
+            yield _pareto_table(curves)
     yield _comparison(runs)
     yield _bucket_table(runs)
     yield _dop_table(runs)
@@ -51,6 +55,11 @@ def _rate_table(runs: RuleRuns) -> Table:
         for rate in runs.rates
     ]
     return Table("SLO attainment by rate, of all requests sent", ("req/s", *runs.policies), rows)
+
+
+def _pareto_table(curves: ParetoCurves) -> Table:
+    columns = ("", "output tokens/s/user", f"output tokens/s/{curves.unit.value}", "Pareto frontier")
+    return Table("Throughput against speed: 1 / median TPOT of each run", columns, pareto_rows(curves))
 
 
 def _comparison(runs: RuleRuns) -> Table:

@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from loong.core.instance import InstanceKind
 from loong.engine.cluster_size import InstanceState
 from loong.engine.faults import FaultKind
 from loong.engine.health import Trouble
@@ -49,12 +50,38 @@ class Status(Answer):
     status: str
 
 
+class LoanStatus(Answer):
+    """Room for KV that one engine lends another."""
+
+    creditor: int
+    debtor: int
+    num_tokens: int
+    seconds: Annotated[float, Meta(description="The time since it was agreed.")]
+    reason: str
+
+
+class EngineHealth(Answer):
+    """The health of one of several engines."""
+
+    status: Annotated[
+        Literal["ok", "degraded", "dead", "starting", "restarting", "quarantined"],
+        Meta(description="dead: it runs, but cannot serve. quarantined: it has failed, and stays away."),
+    ]
+    message: Annotated[str | UnsetType, Meta(description="What is wrong, in words.")] = UNSET
+    instances: Annotated[
+        dict[str, Trouble] | UnsetType, Meta(description="Its instances that do not serve, and why.")
+    ] = UNSET
+    loans: Annotated[
+        list[LoanStatus] | UnsetType, Meta(description="The room that it lends, and that it has of others.")
+    ] = UNSET
+
+
 class HealthStatus(Answer):
     """The health of a server that serves. One that does not answers 503 with the reason."""
 
     status: Annotated[
         Literal["ok", "degraded"],
-        Meta(description="degraded: some instances do not serve, or none could start again."),
+        Meta(description="degraded: some instances or engines do not serve, or none could start again."),
     ]
     message: Annotated[
         str | UnsetType,
@@ -63,6 +90,14 @@ class HealthStatus(Answer):
     instances: Annotated[
         dict[str, Trouble] | UnsetType,
         Meta(description="The instances that do not serve, and why. draining: an operator removes it."),
+    ] = UNSET
+    engines: Annotated[
+        dict[str, EngineHealth] | UnsetType,
+        Meta(description="The health of each engine, if there are several; each numbers its instances."),
+    ] = UNSET
+    loans: Annotated[
+        list[LoanStatus] | UnsetType,
+        Meta(description="One of several engines alone: the room that it lends, and that it has of others."),
     ] = UNSET
 
 
@@ -103,6 +138,7 @@ class Instance(Answer):
     ]
     kv_used: int
     kv_capacity: int
+    kind: Annotated[InstanceKind, Meta(description="attention: a memory instance, without weights.")]
 
 
 class Instances(Answer):
@@ -113,15 +149,19 @@ class Instances(Answer):
         Meta(description="The number that is asked for: that of `loong serve`, or of the last change."),
     ]
     max_instances: Annotated[int, Meta(description="The most that there can be.")]
+    memory_instances: Annotated[int, Meta(description="The number of memory instances that is asked for.")]
     is_done: Annotated[bool, Meta(description="True if exactly these serve.")]
     instances: list[Instance]
 
 
 class InjectedFault(Answer):
-    """The fault, and the instance that has it."""
+    """The fault, and the instance or the engine that has it."""
 
     fault: FaultKind
-    instance: int
+    engine: Annotated[int | UnsetType, Meta(description="Its engine, if there are several.")] = UNSET
+    instance: Annotated[int | UnsetType, Meta(description="The instance, by its number in its engine.")] = (
+        UNSET
+    )
 
 
 class Document(Struct):

@@ -43,7 +43,7 @@ class FeedBatch(msgspec.Struct, frozen=True):
 
 
 class FeedChange(msgspec.Struct, frozen=True):
-    """A change of an instance: lost, joined, draining or left."""
+    """A change of an instance: lost, joined, draining or left; or it lent room, or has it again."""
 
     instance: int
     kind: ChangeKind
@@ -60,13 +60,14 @@ class FeedLevel(msgspec.Struct, frozen=True):
 
 
 class FeedMove(msgspec.Struct, frozen=True):
-    """A migration that has ended."""
+    """A migration that has ended. A copy leaves its source as it is."""
 
     source: int
     destination: int
     num_tokens: int
     start: float
     end: float
+    is_copy: bool
 
 
 class FeedRun(msgspec.Struct, frozen=True):
@@ -116,6 +117,7 @@ class Hello(msgspec.Struct, frozen=True):
     policy: str
     version: str
     max_model_len: int
+    num_engines: int  # of the server; each has a page
     past: list[tuple[float, ...]]  # samples of `Past`
     length_edges: tuple[int, ...] = LENGTH_EDGES
 
@@ -146,6 +148,7 @@ class Tick(msgspec.Struct, frozen=True):
     num_output_tokens: int
     num_batches_by_dop: dict[int, int]
     errors: dict[str, float]
+    loans: list[tuple[int, int, int, float, str]]  # creditor, debtor, tokens, since, reason
 
 
 class Feed:
@@ -165,6 +168,7 @@ class Feed:
             policy=self._request_observers.policy,
             version=loong.__version__,
             max_model_len=self._cluster.engine.limits.max_model_len,
+            num_engines=self._cluster.settings.num_engines,
             past=self._past.samples(),
         )
 
@@ -211,6 +215,10 @@ class Feed:
             num_output_tokens=snapshot.stats.num_output_tokens,
             num_batches_by_dop=dict(snapshot.stats.num_batches_by_dop),
             errors=dict(request_observers.errors()),
+            loans=[
+                (loan.creditor_id, loan.debtor_id, loan.num_tokens, loan.since, loan.reason)
+                for loan in self._cluster.loans()
+            ],
         )
 
     def _new_runs(self) -> list[RequestRun]:
@@ -288,7 +296,9 @@ def _change(change: InstanceChange) -> FeedChange:
 
 
 def _move(move: KVMove) -> FeedMove:
-    return FeedMove(move.source_id, move.destination_id, move.num_tokens, move.started_at, move.ended_at)
+    return FeedMove(
+        move.source_id, move.destination_id, move.num_tokens, move.started_at, move.ended_at, move.is_copy
+    )
 
 
 def _buckets(snapshot: Snapshot) -> list[Bucket]:

@@ -20,6 +20,7 @@ from loong.engine.cluster_size import InstanceState
 from loong.engine.prefix_hits import PrefixCounts
 from loong.processes.logs import num_dropped_records
 
+DROPPED = "Log records dropped because nobody read the log."
 _DOPS = (*range(1, 9), 12, 16, 24, 32, 64)
 
 _INSTANCE_GAUGES: tuple[tuple[str, str, Callable[[ElasticInstance], float]], ...] = (
@@ -43,6 +44,7 @@ _ELASTIC_COUNTS: tuple[tuple[str, str, Callable[[ClusterStats], float]], ...] = 
     ("loong:kv_retained_tokens", "Tokens of KV kept in a ring prefill.", lambda s: s.num_retained_tokens),
     ("loong:kv_pushed_tokens", "Tokens of KV pushed out of their group.", lambda s: s.num_pushed_tokens),
     ("loong:kv_migrated_tokens", "Tokens of KV moved by migrations.", lambda s: s.num_migrated_tokens),
+    ("loong:kv_memory_tokens", "Tokens of these moved to memory instances.", lambda s: s.num_memory_tokens),
     ("loong:kv_offloaded_tokens", "Tokens of KV moved to host memory.", lambda s: s.num_offloaded_tokens),
     ("loong:kv_loaded_tokens", "Tokens of KV moved back from host memory.", lambda s: s.num_loaded_tokens),
     ("loong:kv_copied_tokens", "Tokens of shared KV that were copied.", lambda s: s.num_copied_tokens),
@@ -52,14 +54,21 @@ _ELASTIC_COUNTS: tuple[tuple[str, str, Callable[[ClusterStats], float]], ...] = 
         lambda s: s.num_switched_tokens,
     ),
     (
+        "loong:kv_window_dropped_tokens",
+        "Tokens of KV dropped in layers with a window alone.",
+        lambda s: s.num_window_dropped_tokens,
+    ),
+    (
         "loong:kv_relayed_tokens",
         "Tokens of KV that batches read once for several requests, for each of these but one.",
         lambda s: s.num_relayed_tokens,
     ),
     ("loong:kv_served_tokens", "Tokens of KV that batches read elsewhere.", lambda s: s.num_served_tokens),
     ("loong:leases", "Batches of several decode steps.", lambda s: s.num_leases),
+    ("loong:group_leases", "Leases of several instances.", lambda s: s.num_group_leases),
     ("loong:multi_master_leases", "Leases with several masters.", lambda s: s.num_multi_master_leases),
     ("loong:served_leases", "Leases that read KV elsewhere.", lambda s: s.num_served_leases),
+    ("loong:micro_batched_leases", "Leases cut into micro-batches.", lambda s: s.num_micro_batched_leases),
     ("loong:batching_program_calls", "Calls of the batching program.", lambda s: s.num_program_calls),
     (
         "loong:batching_program_calls_of_several",
@@ -120,7 +129,7 @@ class ClusterCollector(Collector):
         yield self._by_state()
         yield self._counter(
             "loong:log_records_dropped",
-            "Log records dropped because nobody read the log.",
+            DROPPED,
             num_dropped_records(),
         )
         yield self._counter(

@@ -155,9 +155,10 @@ def _move_events(moves: Iterable[KVMove]) -> Iterator[ChromeEvent]:
             "destination_id": move.destination_id,
             "num_tokens": move.num_tokens,
             "is_committed": move.is_committed,
+            "is_copy": move.is_copy,
         }
         outcome = "" if move.is_committed else ", rolled back"
-        tokens = f"{move.num_tokens:,} KV tokens"
+        tokens = f"{move.num_tokens:,} KV tokens{' copied' if move.is_copy else ''}"
         out = _lane(move.source_id, times, lanes)
         to = _lane(move.destination_id, times, lanes)
         yield _slice(out, "kv_out", f"{tokens} to instance {move.destination_id}{outcome}", times, what)

@@ -26,6 +26,7 @@ from loong.server.openai.answer import (
     send_stream,
     send_whole,
 )
+from loong.server.openai.asked_grammar import AskedGrammar, asked_grammar
 from loong.server.openai.bad_words import bad_word_ids
 from loong.server.openai.choices import Choices, generate_choices
 from loong.server.openai.output import Delta, OutputOptions
@@ -38,7 +39,6 @@ from loong.server.openai.parameters import (
 from loong.server.openai.prompts import Prompt, completion_prompts
 from loong.server.openai.schemas import CompletionFields, GenerationFields
 from loong.server.openai.truncation import truncated
-from loong.server.structured.asked_grammar import AskedGrammar, asked_grammar
 from loong.server.text.echo_offsets import echo_offsets
 
 

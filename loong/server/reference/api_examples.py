@@ -255,8 +255,8 @@ data: {"token": {"id": 91, "text": "[", "logprob": null, "special": false, "coun
         Example(
             "For a server with `--admin-key operators-key`.",
             answer="""\
-{"num_instances": 1, "max_instances": 1, "is_done": true,
- "instances": [{"id": 0, "state": "serving", "kv_used": 0, "kv_capacity": 4096}]}""",
+{"num_instances": 1, "max_instances": 1, "memory_instances": 0, "is_done": true,
+ "instances": [{"id": 0, "state": "serving", "kv_used": 0, "kv_capacity": 4096, "kind": "full"}]}""",
             is_of_operator=True,
         ),
     ),
@@ -266,8 +266,8 @@ data: {"token": {"id": 91, "text": "[", "logprob": null, "special": false, "coun
             "end the change. A later change replaces it.",
             '{"num_instances": 1}',
             """\
-{"num_instances": 1, "max_instances": 1, "is_done": true,
- "instances": [{"id": 0, "state": "serving", "kv_used": 0, "kv_capacity": 4096}]}""",
+{"num_instances": 1, "max_instances": 1, "memory_instances": 0, "is_done": true,
+ "instances": [{"id": 0, "state": "serving", "kv_used": 0, "kv_capacity": 4096, "kind": "full"}]}""",
             is_of_operator=True,
         ),
     ),

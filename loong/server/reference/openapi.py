@@ -42,13 +42,14 @@ _WHY = {
     "operator sends it, and the server has no admin key.",
     404: "There is no such thing here, or no such model.",
     408: "The body did not arrive in time.",
-    409: "The instance is not live, or none is; or a live request may need more KV than would be left.",
+    409: "The instance or engine is not live, or none is; or a live request may need more KV than is left.",
     413: "The body is too long.",
     415: "The body is compressed, or its Content-Type is not JSON.",
     429: "This API key has as many requests in flight as it may have; `Retry-After` says when to come back.",
     500: "The request failed; others go on.",
     503: "The queue is full, the server stops, or the engine does; `Retry-After` says when to come back.",
 }
+_OF_ENGINE = "Of several engines, `?engine=0` and so on names one."
 _OF_BODIES = (400, 404, 408, 413, 415, 503)
 
 
@@ -144,7 +145,7 @@ OPERATIONS = (
     Operation("get", "/version", "The version of loong.", status.Version),
     Operation("get", "/load", "How many requests are in flight.", status.Load),
     Operation("get", "/metrics", "All metrics, for Prometheus.", "text/plain"),
-    Operation("get", "/trace", "The last minutes of the cluster, for Perfetto.", status.Trace),
+    Operation("get", "/trace", f"The last minutes of the cluster, for Perfetto. {_OF_ENGINE}", status.Trace),
     Operation("get", "/openapi.json", "This document.", status.Document),
     Operation(
         "post",
@@ -155,7 +156,7 @@ OPERATIONS = (
     Operation(
         "post",
         "/start_profile",
-        "Begin a trace, and answer once all workers have.",
+        f"Begin a trace, and answer once all workers have. {_OF_ENGINE}",
         status.Status,
         (400, 404, 500),
     ),
@@ -168,11 +169,11 @@ OPERATIONS = (
         (*_OF_BODIES, 409, 500),
         FaultFields,
     ),
-    Operation("get", "/admin/instances", "The instances and their states.", status.Instances),
+    Operation("get", "/admin/instances", f"The instances and their states. {_OF_ENGINE}", status.Instances),
     Operation(
         "post",
         "/admin/scale",
-        "Change the number of instances of a server on CPUs, while requests go on.",
+        f"Change the number of instances of a server on CPUs, while requests go on. {_OF_ENGINE}",
         status.Instances,
         (*_OF_BODIES, 409),
         ScaleFields,

@@ -1,7 +1,7 @@
 """The engine client for an engine in another process."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from itertools import count
 from socket import socket
@@ -42,10 +42,14 @@ from loong.server.remote.messages import (
 
 
 class RemoteEngineClient:
-    """An `EngineClient` over a channel to an `ApiConnection`, which reports changed limits."""
+    """An `EngineClient` over a channel to an `ApiConnection`, which reports changed limits.
 
-    def __init__(self, limits: EngineLimits) -> None:
-        self.limits = limits
+    `report_limit` is called when it does, first when the engine can take requests.
+    """
+
+    def __init__(self, limits: EngineLimits, report_limit: Callable[[], None] = lambda: None) -> None:
+        self.limits, self.report_limit = limits, report_limit
+        self.num_pings = 0  # of the engine's process, which show that it is alive
         self.stop_listening = asyncio.Event()  # set on StopListening, and at the end
         self.ended = asyncio.Event()  # the engine's process has closed the channel, or died
         self._channel = RemoteChannel(self._take, self._end)
@@ -60,6 +64,10 @@ class RemoteEngineClient:
     def close(self) -> None:
         """Close the channel, which aborts all requests in flight."""
         self._channel.close()
+
+    def abandon(self) -> None:
+        """Close the channel at once, because the engine's process does not answer."""
+        self._channel.abort()
 
     def report_listening(self) -> None:
         """Report that this process answers clients."""
@@ -124,9 +132,11 @@ class RemoteEngineClient:
             case Failed():
                 self._fail(notice.request_ids, _error_of(notice))
             case Ping():
+                self.num_pings += 1
                 self._call(Pong())
             case NewLimits():
                 self.limits = notice.limits
+                self.report_limit()
             case StopListening():
                 self.stop_listening.set()
             case _:

@@ -73,9 +73,13 @@ class ApiConnection:
                 self._channel.abort()
                 return
             self._num_unanswered += 1  # counts pings, not seconds, because this process may be blocked itself
-            self._report(Ping())
+            self.ping()
             with suppress(TimeoutError):
                 await asyncio.wait_for(self.has_ended.wait(), ASK_SECONDS)
+
+    def ping(self) -> None:
+        """Ask for an answer, which shows that this process is alive."""
+        self._report(Ping())
 
     def report_limits(self) -> None:
         """Report the present bounds of a request."""

@@ -1,4 +1,4 @@
-"""Forwards requests about the cluster from an API process to the engine's process, over a Unix socket."""
+"""Forwards requests about the cluster to the process of an engine, over a Unix socket."""
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -57,15 +57,29 @@ async def forward(http: web.Request) -> web.StreamResponse:
 
     Requests for tokens go another way, so a server whose socket is gone is degraded, not dead.
     """
-    timeout = ClientTimeout(total=_PROBE_SECONDS if http.path in _PROBES else None)
+    seconds = _PROBE_SECONDS if http.path in _PROBES else None
+    try:
+        return await pass_on(http, http.app[_ENGINE], seconds)
+    except (ClientError, TimeoutError) as error:
+        return _without_engine(http, error)
+
+
+async def pass_on(
+    http: web.Request, session: ClientSession, seconds: float | None = None, *, but: tuple[str, ...] = ()
+) -> web.StreamResponse:
+    """Pass a request on to another process, all `but` some fields of its query, and stream its answer.
+
+    Raises `ApiError` for an answer that is an error, and the client's errors if there is no answer within
+    `seconds`. An answer that ends early ends the connection.
+    """
     url = URL(f"http://engine{http.rel_url.raw_path_qs}", encoded=True)
+    if any(name in http.query for name in but):
+        url = url.without_query_params(*but)
     headers = {name: http.headers[name] for name in _SENT if name in http.headers}
     body = http.content if http.can_read_body else None
-    response = None
+    timeout, response = ClientTimeout(total=seconds), None
     try:
-        async with http.app[_ENGINE].request(
-            http.method, url, headers=headers, timeout=timeout, data=body
-        ) as answer:
+        async with session.request(http.method, url, headers=headers, timeout=timeout, data=body) as answer:
             if answer.status >= 400 and http.method != "HEAD":
                 error = (await answer.json())["error"]
                 raise ApiError(answer.status, error["message"], error["code"], error["param"])
@@ -75,9 +89,9 @@ async def forward(http: web.Request) -> web.StreamResponse:
             async for chunk in answer.content.iter_any():
                 await response.write(chunk)
             await response.write_eof()
-    except (ClientError, TimeoutError) as error:
+    except (ClientError, TimeoutError):
         if response is None:
-            return _without_engine(http, error)
+            raise
         if http.transport is not None:
             http.transport.abort()  # a clean end would look like a complete answer
     return response

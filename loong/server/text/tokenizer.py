@@ -2,23 +2,30 @@
 
 import asyncio
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar, TypeVarTuple
 
 from tokenizers import Tokenizer as Backend
 
 from loong.core.errors import InvalidRequestError
 from loong.core.request import TokenId
 from loong.model.tokenizer_files import read_tokenizer
+from loong.processes.free_memory import give_back_free_memory
 from loong.server.text.chat_template import ChatTemplate, read_chat_templates
 from loong.server.text.special_tokens import Literals
 
 _LONG_TEXT = 4096  # characters; more are encoded in a thread
+_HUGE_TEXT = 1 << 18  # characters; more take seconds, and their memory is given back
+_NUM_THREADS = 2  # for long texts, and for huge ones: each takes some 100 bytes a character
 _FALLBACK_BYTE = re.compile(r"<0x([0-9A-F]{2})>")  # a byte in SentencePiece models
 _REPLACEMENT = "\ufffd"
 _BLANK = "\u2581"  # in SentencePiece models
+
+_Given = TypeVarTuple("_Given")
+_Result = TypeVar("_Result")
 
 
 class _Named(NamedTuple):
@@ -54,6 +61,8 @@ class Tokenizer:
         self.folder = folder
         self._names: dict[TokenId, _Named] = {}
         self._texts: dict[tuple[TokenId, bool], str] = {}
+        self._threads = ThreadPoolExecutor(_NUM_THREADS, "tokenizer")
+        self._threads_of_huge = ThreadPoolExecutor(_NUM_THREADS, "tokenizer-huge")
 
     @classmethod
     def from_folder(cls, folder: Path, eos_token_ids: Iterable[TokenId] = ()) -> "Tokenizer":
@@ -84,9 +93,9 @@ class Tokenizer:
 
     async def encode_all(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[TokenId]]:
         """Return the token ids of each text, as `encode` does."""
-        if sum(map(len, texts)) <= _LONG_TEXT:
+        if (num_characters := sum(map(len, texts))) <= _LONG_TEXT:
             return self._encode(texts, add_special_tokens)
-        return await asyncio.to_thread(self._encode, texts, add_special_tokens)
+        return await self._in_thread(num_characters, self._encode, texts, add_special_tokens)
 
     def _encode(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[TokenId]]:
         return _encoded(self._backend, list(texts), add_special_tokens=add_special_tokens)
@@ -97,7 +106,8 @@ class Tokenizer:
         """Return the token ids of a text in pieces. In pieces marked true, special tokens are plain text."""
         if len(pieces) == 1 and not pieces[0][1]:
             return await self.encode(pieces[0][0], add_special_tokens=add_special_tokens)
-        return await asyncio.to_thread(self._encode_pieces, pieces, add_special_tokens)
+        num_characters = sum(len(text) for text, _ in pieces)
+        return await self._in_thread(num_characters, self._encode_pieces, pieces, add_special_tokens)
 
     def _encode_pieces(self, pieces: Sequence[tuple[str, bool]], add_special_tokens: bool) -> list[TokenId]:
         token_ids = self._encode([""], add_special_tokens)[0]
@@ -119,10 +129,18 @@ class Tokenizer:
 
     async def text(self, token_ids: Sequence[TokenId]) -> str:
         """Return the text of a whole sequence, including special tokens; in a thread."""
-        (text,) = await asyncio.to_thread(  # decode_batch releases the interpreter
-            self._backend.decode_batch, [token_ids], skip_special_tokens=False
+        (text,) = await self._in_thread(  # decode_batch releases the interpreter
+            len(token_ids), self._backend.decode_batch, [token_ids], False
         )
         return str(text)
+
+    async def _in_thread(self, size: int, call: Callable[[*_Given], _Result], *given: *_Given) -> _Result:
+        """Return what a call returns. Few run at a time: their memory stays with the process.
+
+        Those of a huge `size` have threads of their own, so that others need not wait for them.
+        """
+        threads = self._threads_of_huge if size > _HUGE_TEXT else self._threads
+        return await asyncio.get_running_loop().run_in_executor(threads, call, *given)
 
     def decode(self, token_ids: Sequence[TokenId], *, skip_special_tokens: bool = True) -> str:
         """Return the text of a whole sequence. Invalid bytes become U+FFFD."""
@@ -248,7 +266,11 @@ def _encoded(backend: Backend, texts: list[str], *, add_special_tokens: bool) ->
             raise
         message = f"the model's tokenizer cannot encode this text: {error}"
         raise InvalidRequestError(message, param="prompt") from error
-    return [encoding.ids for encoding in encodings]
+    token_ids = [encoding.ids for encoding in encodings]
+    del encodings
+    if sum(map(len, texts)) > _HUGE_TEXT:
+        give_back_free_memory()
+    return token_ids
 
 
 def _byte_characters() -> dict[str, int]:

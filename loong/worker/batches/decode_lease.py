@@ -1,7 +1,6 @@
 """A decode lease: each step is launched before the host knows the previous one's tokens."""
 
 import math
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -11,13 +10,12 @@ from torch import Tensor
 from loong.core.events import ProducedToken
 from loong.core.instructions import RequestInput, RunBatch
 from loong.core.placement import InstanceId
-from loong.core.plan import Transfer
 from loong.core.prompt_logprobs import PromptLogprobs
 from loong.fabric.protocol import Fabric, OpenBatch
 from loong.worker.backend import Reading
 from loong.worker.batches.lease_ends import LeaseTerm
 from loong.worker.batches.lease_slots import LeaseSlots, masters_inputs
-from loong.worker.batches.lease_steps import LeaseSteps, has_room
+from loong.worker.batches.lease_steps import LeaseSteps
 from loong.worker.batches.started_batch import ReportStep
 from loong.worker.batches.step_sync import report_to_holders, sync_step
 from loong.worker.batches.token_placeholders import PendingTokens, TokenPlaceholders
@@ -38,20 +36,8 @@ class DecodeLeases:
     constraints: Constraints
 
     def can_run(self, command: RunBatch) -> bool:
-        """Return whether a batch is decode, on a group for which steps are captured.
-
-        Instances serve few captured leases at a time, so only longer ones than a step are.
-        """
-        blocks = command.plan.queries
-        num_tokens = Counter(block.master_id for block in blocks)
-        return (
-            (not command.holder_ids or (bool(self.graph.services) and command.plan.num_steps > 1))
-            and self.fabric.world.is_one_host(command.participant_ids)
-            and max(num_tokens.values()) <= self.graph.max_size(len(command.participant_ids))
-            and all(len(b.positions) == 1 and b.transfer is Transfer.QUERY for b in blocks)
-            and all(given.num_output_tokens > 0 and not given.placement.has_holes for given in command.inputs)
-            and has_room(command, self.graph.max_num_slots, self.graph.least_saved)
-        )
+        """Return whether steps of a batch are captured; see `ServedLeases.can_run`."""
+        return self.graph.served.can_run(command)
 
 
 class _Launched(NamedTuple):

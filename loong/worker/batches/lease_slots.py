@@ -1,13 +1,15 @@
 """The slots of a lease on one instance: those of its requests' KV, and room for its steps."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from loong.attention.shared import SharedReaders
 from loong.core.instructions import RequestInput, RunBatch
+from loong.core.kv_layout import KVLayout
 from loong.core.placement import InstanceId
+from loong.core.request import RequestId
 from loong.worker.kv.pool import KVPool
-from loong.worker.steps.decode_state import DecodeRow, Held, LeaseBatch
+from loong.worker.steps.decode_state import DecodeRow, Held, LeaseBatch, Whole
 
 
 class LeaseSlots:
@@ -34,6 +36,7 @@ class LeaseSlots:
             {i: held_for(command, i, instance_id, shared) for i in peers},
             command.holder_ids,
             shared,
+            whole_kv(command, instance_id, pool.layout),
         )
 
     def lengthen(self, num_steps: int, rows: Iterable[int]) -> None:
@@ -69,14 +72,27 @@ def shared_readers(command: RunBatch, instance_id: InstanceId, least_saved: int 
     """Return what the requests of a lease read together on an instance."""
     placements = {given.request_id: given.placement for given in command.inputs}
     firsts = {request_id: placement.num_tokens for request_id, placement in placements.items()}
-    return SharedReaders.of(instance_id, placements, firsts, least_saved)
+    return SharedReaders.of((instance_id,), placements, firsts, least_saved)
 
 
-def served_batch(command: RunBatch, instance_id: InstanceId, least_saved: int | None) -> LeaseBatch:
+def whole_kv(command: RunBatch, instance_id: InstanceId, layout: KVLayout) -> Mapping[RequestId, Whole]:
+    """Return all KV of a lease's requests on an instance, if there are layers with a window."""
+    if layout.windows == (None,):
+        return {}
+    return {
+        given.request_id: Whole(given.placement.num_tokens, given.placement.on(instance_id))
+        for given in command.inputs
+    }
+
+
+def served_batch(
+    command: RunBatch, instance_id: InstanceId, layout: KVLayout, least_saved: int | None
+) -> LeaseBatch:
     """Return a lease that an instance serves, as it begins there."""
     shared = shared_readers(command, instance_id, least_saved)
     held = {i: held_for(command, i, instance_id, shared) for i in command.plan.group.instance_ids}
-    return LeaseBatch(instance_id, (), held, command.holder_ids, shared)
+    whole = whole_kv(command, instance_id, layout)
+    return LeaseBatch(instance_id, (), held, command.holder_ids, shared, whole)
 
 
 def held_for(

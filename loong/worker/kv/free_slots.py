@@ -1,6 +1,7 @@
 """The free slots of a pool, allocated so that the slots of a request are contiguous where possible."""
 
 from bisect import bisect_left
+from collections.abc import Iterable
 from typing import TypeAlias
 
 import numpy as np
@@ -33,6 +34,14 @@ class FreeSlots:
         self._loose: Slots = _NONE
         self._num_left = 0  # the number of loose slots after the last tidy
         self._number = num_slots
+
+    @classmethod
+    def of(cls, runs: Iterable[tuple[int, int]]) -> "FreeSlots":
+        """Return the free slots of some runs, as [first, end)."""
+        free = cls(0)
+        for start, stop in runs:
+            free.give(np.arange(start, stop))
+        return free
 
     def __len__(self) -> int:
         return self._number
@@ -143,6 +152,14 @@ class FreeSlots:
             index += 1
         self._starts[first:index] = [start]
         self._stops[first:index] = [stop]
+
+
+def runs_of(slots: Slots) -> tuple[tuple[int, int], ...]:
+    """Return the runs of ascending slots [n], as [first, end)."""
+    if not len(slots):
+        return ()
+    starts, stops = _runs_of(slots)
+    return tuple(zip(starts.tolist(), stops.tolist(), strict=True))
 
 
 def _runs_of(slots: Slots) -> tuple[Slots, Slots]:

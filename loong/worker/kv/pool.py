@@ -1,21 +1,26 @@
 """An instance's memory for keys and values: allocated once, and assigned token by token."""
 
 from collections.abc import Iterable, Sequence
+from math import prod
 from threading import Lock
+from typing import TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from loong.core.errors import InvalidPlanError
-from loong.core.kv_layout import KVLayout
+from loong.core.kv_layout import KVLayout, LentSlots
 from loong.core.placement import OwnerId
-from loong.worker.kv.free_slots import FreeSlots, Slots
+from loong.worker.kv.free_slots import FreeSlots, Slots, runs_of
+from loong.worker.kv.mapped_memory import mapped_memory
+from loong.worker.kv.window_slots import WindowSlots, WindowStore
 
 _NO_SLOT = -1
 _WORD = torch.int64
 
 _NO_SLOTS: Slots = np.empty(0, dtype=np.int64)
+_Part: TypeAlias = tuple[tuple[int, ...], Tensor]  # layers, and their memory [num_layers, num_slots, ...]
 
 
 class KVPool:
@@ -26,20 +31,45 @@ class KVPool:
     thread may take and release slots. A released slot may be handed out next, so release nothing that a
     running step may still use. Slots are int64, on the host, and in the order of the requested positions; KV
     is on `device`. Memory of the host that `is_pinned` is copied to and from a GPU at full rate.
+
+    A pool that `is_mapped` has memory of the host that other processes map. One of `lent` slots has those of
+    such a pool of another process, and no others.
+
+    With `num_window_slots`, layers with a window have a tensor of their own, for that many tokens. A slot has
+    one of theirs from its allocation on, until that is released with it, or before it.
     """
 
     def __init__(
-        self, layout: KVLayout, num_slots: int, device: torch.device, *, is_pinned: bool = False
+        self,
+        layout: KVLayout,
+        num_slots: int,
+        device: torch.device,
+        *,
+        is_pinned: bool = False,
+        is_mapped: bool = False,
+        lent: LentSlots | None = None,
+        num_window_slots: int | None = None,
     ) -> None:
-        shape, self._is_pinned = (layout.num_layers, num_slots, *layout.row_shape), is_pinned
-        dtype = getattr(torch, layout.dtype)
-        self._kv = torch.empty(shape, dtype=dtype, device=device, pin_memory=is_pinned)
-        self._layers = self._kv.unbind()
-        self.device = device
-        self._free = FreeSlots(num_slots)
-        self._num_owners = np.zeros(num_slots, dtype=np.int32)
+        self.layout, self.device, self._is_pinned = layout, device, is_pinned
+        num_rows = num_slots if lent is None else lent.num_slots
+        self._dtype, self._path = getattr(torch, layout.dtype), ""
+        self._windows: WindowSlots | None = None
+        if num_window_slots is not None and layout.num_window_layers:
+            self._windows = WindowSlots(num_window_slots, num_rows)
+        shape = (layout.num_layers - self._num_apart, num_rows, *layout.row_shape)
+        if lent is None and not is_mapped:
+            kv = torch.empty(shape, dtype=self._dtype, device=device, pin_memory=is_pinned)
+        else:
+            memory, self._path = mapped_memory(prod(shape) * self._dtype.itemsize, lent)
+            kv = memory.view(self._dtype).view(shape)
+        self._parts = self._parts_of(kv)
+        layers = {n: memory for part in self._parts for n, memory in zip(*part, strict=True)}
+        self._layers = tuple([layers[n] for n in range(layout.num_layers)])
+        self._free = FreeSlots(num_slots) if lent is None else FreeSlots.of(lent.runs)
+        self._num_slots = len(self._free)
+        self._num_owners = np.zeros(num_rows, dtype=np.int32)
         self._maps: dict[OwnerId, _PositionMap] = {}
-        self._lock = Lock()  # guards the three above
+        self._lock = Lock()  # guards the three above, and slots of windows
 
     @property
     def num_layers(self) -> int:
@@ -52,15 +82,35 @@ class KVPool:
         return len(self._free)
 
     @property
+    def room(self) -> int:
+        """Return the number of tokens for which there are free slots in all layers."""
+        return self.num_free if self._windows is None else min(self.num_free, self._windows.num_free)
+
+    @property
     def num_used(self) -> int:
         """Return the number of slots that some owner maps to; shared ones count once."""
-        return len(self._num_owners) - self.num_free
+        return self._num_slots - self.num_free
 
-    def allocate(self, owner_id: OwnerId, positions: range, num_expected: int = 0) -> Tensor:
+    def lend(self, owner_id: OwnerId, num_slots: int) -> LentSlots:
+        """Take free slots for a pool of another process, until `owner_id` is released.
+
+        Raises InvalidPlanError if too few are free.
+        """
+        slots = np.sort(self.allocate(owner_id, range(num_slots), num_slots).numpy())
+        return LentSlots(self._path, len(self._num_owners), runs_of(slots))
+
+    def allocate(
+        self,
+        owner_id: OwnerId,
+        positions: range,
+        num_expected: int = 0,
+        windowless: Sequence[range] = (),
+    ) -> Tensor:
         """Take a free slot for each of `positions` and return them, [n].
 
-        `num_expected` is the owner's expected need, these included, and guides the choice of slots. Raises
-        InvalidPlanError, and takes none, if too few are free or one of `positions` has a slot.
+        `num_expected` is the owner's expected need, these included, and guides the choice of slots. Positions
+        of `windowless` get none in layers with a window. Raises InvalidPlanError, and takes none, if too few
+        are free or one of `positions` has a slot.
         """
         with self._lock:
             if len(positions) > len(self._free):
@@ -68,9 +118,14 @@ class KVPool:
                     f"{owner_id} is to store {len(positions)} tokens, but {self.num_free} slots are free"
                 )
             position_map = self._unmapped(owner_id, positions)
+            has_window = _is_outside(positions, windowless)
+            if self._windows is not None:
+                self._windows.check_room(int(np.count_nonzero(has_window)))
             slots = self._free.take(len(positions), position_map.last_slot, num_expected)
             self._map(owner_id, position_map, positions, slots)
             self._num_owners[slots] = 1  # none had it before
+            if self._windows is not None:
+                self._windows.take(slots[has_window])
         return torch.from_numpy(slots)
 
     def allocate_few_each(self, wanted: Sequence[tuple[OwnerId, range]]) -> None:
@@ -87,8 +142,12 @@ class KVPool:
             for owner_id, positions in wanted:
                 if owner_id in self._maps:
                     self._unmapped(owner_id, positions)
+            if self._windows is not None:
+                self._windows.check_room(number)
             slots = self._free.take_few_each(number)
             self._num_owners[slots] = 1
+            if self._windows is not None:
+                self._windows.take(slots)
             first = 0
             for owner_id, positions in wanted:
                 stop = first + len(positions)
@@ -139,29 +198,69 @@ class KVPool:
                         del self._maps[owner_id]
             self._unmap(np.concatenate(slots))
 
+    def release_windows(self, owner_id: OwnerId, positions: range) -> None:
+        """Release the slots in layers with a window that the slots of `positions` have, if any."""
+        with self._lock:
+            if self._windows is not None and (position_map := self._maps.get(owner_id)) is not None:
+                known = position_map.view(positions)
+                self._windows.drop(known[known != _NO_SLOT])
+
+    def of_window(self, window: int | None) -> "KVPool | WindowStore":
+        """Return the pool with the slots of layers with a window; None: those without."""
+        return self if window is None or self._windows is None else WindowStore(self, self._windows)
+
     def layer(self, layer: int) -> Tensor:
-        """Return the memory of a layer, rows [num_slots, ...]."""
-        return self._layers[layer]
+        """Return the memory of a layer, rows [num_slots, ...], or those of layers with a window."""
+        memory: Tensor = self._layers[layer]
+        return memory
 
     def scatter(self, slots: Tensor, kv: Tensor) -> None:
         """Write kv [num_layers, n, ...], which may be on any device, into distinct slots [n]."""
-        _words(self._kv).index_copy_(0, self._rows(slots), _words(kv.to(self.device)))
+        kv = kv.to(self.device)
+        for layers, memory in self._parts:
+            rows = _rows(memory, self._slots_in(memory, slots))
+            _words(memory).index_copy_(0, rows, _words(_layers_of(kv, layers)))
 
     def gather(self, slots: Tensor) -> Tensor:
-        """Return a copy of the KV [num_layers, n, ...] of slots [n]."""
+        """Return a copy of the KV [num_layers, n, ...] of slots [n].
+
+        That of layers with a window is anything where there is none.
+        """
         kv = self.empty_rows(len(slots))
-        torch.index_select(_words(self._kv), 0, self._rows(slots), out=_words(kv))
+        for layers, memory in self._parts:
+            rows = _rows(memory, self._slots_in(memory, slots))
+            if len(layers) == len(kv):
+                torch.index_select(_words(memory), 0, rows, out=_words(kv))
+            else:
+                kv[list(layers)] = memory.flatten(0, 1)[rows].view(len(layers), *kv.shape[1:])
         return kv
 
     def empty_rows(self, num_tokens: int) -> Tensor:
         """Return memory outside the pool for the KV of tokens in all layers, [num_layers, n, ...]."""
-        shape = (self.num_layers, num_tokens, *self._kv.shape[2:])
-        return torch.empty(shape, dtype=self._kv.dtype, device=self.device, pin_memory=self._is_pinned)
+        shape = (self.num_layers, num_tokens, *self.layout.row_shape)
+        return torch.empty(shape, dtype=self._dtype, device=self.device, pin_memory=self._is_pinned)
 
-    def _rows(self, slots: Tensor) -> Tensor:
-        """Return the rows [num_layers * n] of all layers' slots, one layer after the other."""
-        firsts = torch.arange(self.num_layers, device=self.device) * self._kv.shape[1]
-        return (firsts[:, None] + slots.to(self.device)).flatten()
+    @property
+    def _num_apart(self) -> int:
+        """Return the number of layers with slots of their own."""
+        return 0 if self._windows is None else self.layout.num_window_layers
+
+    def _parts_of(self, kv: Tensor) -> "list[_Part]":
+        """Return the memory of layers with the same slots; `kv` is that of those without a window."""
+        if self._windows is None:
+            return [(tuple(range(self.layout.num_layers)), kv)]
+        num_rows = self._windows.num_slots + 1
+        shape = (self._num_apart, num_rows, *self.layout.row_shape)
+        of_windows = torch.empty(shape, dtype=self._dtype, device=self.device, pin_memory=self._is_pinned)
+        apart = tuple([n for n, window in enumerate(self.layout.layer_windows) if window is not None])
+        others = tuple([n for n, window in enumerate(self.layout.layer_windows) if window is None])
+        return [(others, kv), (apart, of_windows)]
+
+    def _slots_in(self, memory: Tensor, slots: Tensor) -> Tensor:
+        """Return the slots [n] in the memory of a part, on the device."""
+        if self._windows is not None and memory is not self._parts[0][1]:
+            slots = torch.from_numpy(self._windows.of(slots.cpu().numpy()))
+        return slots.to(self.device)
 
     def _mapped(self, owner_id: OwnerId, positions: range) -> Slots:
         """Return the slots of positions as a view of the map: read them under the lock.
@@ -197,7 +296,31 @@ class KVPool:
 
     def _unmap(self, slots: Slots) -> None:
         self._num_owners[slots] -= 1
-        self._free.give(slots[self._num_owners[slots] == 0])
+        freed = slots[self._num_owners[slots] == 0]
+        if self._windows is not None:
+            self._windows.drop(freed)
+        self._free.give(freed)
+
+
+def _rows(memory: Tensor, slots: Tensor) -> Tensor:
+    """Return the rows [num_layers * n] of slots [n] in all layers of memory, one layer after the other."""
+    firsts = torch.arange(len(memory), device=memory.device) * memory.shape[1]
+    return (firsts[:, None] + slots).flatten()
+
+
+def _layers_of(kv: Tensor, layers: Sequence[int]) -> Tensor:
+    return kv if len(layers) == len(kv) else kv[list(layers)]
+
+
+def _is_outside(positions: range, ranges: Iterable[range]) -> "np.ndarray[tuple[int], np.dtype[np.bool_]]":
+    """Return for each of some positions whether none of these ranges has it."""
+    is_outside = np.ones(len(positions), dtype=np.bool_)
+    if len(positions) and (ranges := tuple(ranges)):
+        members = np.arange(positions.start, positions.stop, positions.step)
+        for its in ranges:
+            offset = members - its.start
+            is_outside &= (members < its.start) | (members >= its.stop) | (offset % its.step != 0)
+    return is_outside
 
 
 def _words(kv: Tensor) -> Tensor:

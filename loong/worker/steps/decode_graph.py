@@ -7,11 +7,10 @@ writes to the first slot of an own row that has no KV yet, and attends all befor
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import islice, product
+from itertools import product
 
 import torch
 
-from loong.core.instance import MAX_SERVED_LISTS, Service
 from loong.core.instructions import RequestInput
 from loong.core.placement import InstanceId
 from loong.kernels.sampling.draw_params import DrawParams
@@ -23,8 +22,9 @@ from loong.worker.sampling.lease_sampling import LeaseSampling
 from loong.worker.steps.decode_state import BATCH_SIZES, GROUP_SIZES, LeaseBatch, LeaseTables
 from loong.worker.steps.group_attention import GroupAttention
 from loong.worker.steps.group_exchange import GroupExchange, KVExchange, NoExchange
-from loong.worker.steps.serve_graph import ServeGraph
+from loong.worker.steps.served_leases import ServedLeases
 from loong.worker.steps.step_inputs import PendingTokenIds
+from loong.worker.steps.window_lists import lists_by_window, window_lists
 
 
 class DecodeGraph:
@@ -40,32 +40,24 @@ class DecodeGraph:
         pool: KVPool,
         backend: Backend,
         exchange: KVExchange | None,
+        served: ServedLeases,
     ) -> None:
+        """Take the parts of an instance; `served` are its steps for leases of others."""
         self._instance_id = instance_id
         self._model, self._pool, self._backend = model, pool, backend
         self._exchange: GroupExchange = exchange or NoExchange()
         self._has_groups, self.least_saved = exchange is not None, backend.least_saved
         device = backend.device.torch_device
         num_queries = max(BATCH_SIZES[-1], self._exchange.num_instances * GROUP_SIZES[-1])
-        self.max_num_slots = MAX_SERVED_LISTS * (pool.num_free + pool.num_used)  # of a lease
+        self.served, self.max_num_slots = served, served.max_num_slots
         self._tables = LeaseTables(pool, num_queries, self.max_num_slots, backend.device)
-        services = {} if exchange is None or backend.serves is Service.NONE else exchange.services()
-        self.services = tuple(
-            ServeGraph(instance_id, model.shard, pool, backend.service(), lane, service, self.max_num_slots)
-            for lane, service in islice(services.items(), backend.max_served_leases)
-        )
+        self._windows = window_lists(pool, num_queries, self.max_num_slots, backend.device)
         self._largest = torch.zeros(BATCH_SIZES[-1], dtype=torch.float32, device=device)
         self._logits = torch.zeros(
             BATCH_SIZES[-1], model.shard.config.vocab_size, dtype=torch.float32, device=device
         )
         self._steps: dict[tuple[bool, int, bool], Callable[[], None]] = {}
         self._next_step: Callable[[], None]
-
-    def max_size(self, num_instances: int) -> int:
-        """Return the most tokens that a master can have where this number of instances take part."""
-        if num_instances == 1:
-            return BATCH_SIZES[-1]
-        return GROUP_SIZES[-1] if self._has_groups else 0
 
     def capture(self) -> None:
         """Prepare a step for every batch size, the largest first, whose memory then serves the others."""
@@ -78,8 +70,7 @@ class DecodeGraph:
                 first_row = self._instance_id * size
                 step = partial(self._step, size, first_row, self._exchange, is_shared)
                 self._steps[True, size, is_shared] = self._backend.capture(step)
-        for service in self.services:
-            service.capture()
+        self.served.capture()
 
     def begin(self, batch: LeaseBatch, pending_ids: PendingTokenIds | None) -> None:
         """Set the requests of the next steps; `pending_ids` are their tokens that are still to be sampled.
@@ -88,6 +79,8 @@ class DecodeGraph:
         """
         num_queries = batch.size * (self._exchange.num_instances if batch.is_exchanged else 1)
         self._tables.begin(batch, num_queries, self._model.shard.config.vocab_size, pending_ids)
+        for lists in self._windows.values():
+            lists.begin(batch)
         if batch.is_exchanged:
             self._exchange.begin(batch.num_tokens, batch.holder_ids)
         self._next_step = self._steps[batch.is_exchanged, batch.size, batch.shared.is_reading]
@@ -98,6 +91,8 @@ class DecodeGraph:
         A step that was launched after the last of these calls, or of `begin`, must have been read.
         """
         self._tables.lengthen(batch)
+        for lists in self._windows.values():
+            lists.lengthen(batch)
 
     def sampling(self, given: Sequence[RequestInput], constraints: Constraints) -> LeaseSampling:
         """Return the sampling of these requests, in the order of the rows that begin."""
@@ -132,7 +127,7 @@ class DecodeGraph:
         places = (starts[own] + num_keys[own]).clamp(max=len(slots) - 1)
         new_slots = slots[places].where(has_slot, -1)
         num_keys[own] += has_slot
-        lists = self._tables.lists(num_queries)
+        lists = lists_by_window(self._tables, self._windows, num_queries, own, has_slot)
         shared = self._tables.shared(num_queries) if is_shared else None
         attention = GroupAttention(self._pool, new_slots, lists, self._backend.device, exchange, shared)
         hidden = self._model.forward(tokens, positions, positions + 1, attention)

@@ -1,10 +1,10 @@
 """The inputs and state of captured decode steps: memory allocated once, and filled when a lease begins."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate, chain
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -49,13 +49,21 @@ class DecodeRow:
     params: SamplingParams
 
 
+class Whole(NamedTuple):
+    """The position of a request's first query in a lease, and all its KV here from before, shared or not."""
+
+    position: int
+    held: tuple[range, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class LeaseBatch:
     """A lease as it begins on one instance.
 
     `rows` are the requests whose master it is. `peer_rows` has, for each other member, the KV of its requests
     here, in the order of its rows. `holder_ids` are the instances that serve the lease. One of these is no
-    member, so it has no rows. `shared` is what requests read together here.
+    member, so it has no rows. `shared` is what requests read together here. `whole` is for layers with a
+    window, in which they do not; empty if there are none.
     """
 
     instance_id: InstanceId
@@ -63,6 +71,7 @@ class LeaseBatch:
     peer_rows: Mapping[InstanceId, Sequence[Held]]
     holder_ids: Sequence[InstanceId] = ()
     shared: SharedReaders = NO_READERS
+    whole: Mapping[RequestId, Whole] = field(default_factory=dict)
 
     @property
     def is_exchanged(self) -> bool:

@@ -1,5 +1,7 @@
 """Attention in a captured decode step of a group."""
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
@@ -14,14 +16,15 @@ from loong.worker.steps.group_exchange import GroupExchange
 class GroupAttention:
     """Attention of one query a request over its slots on all that take part; see `transformer.Attention`.
 
-    What several requests read is in `shared`, if it is given, and in no list.
+    `lists` are those of layers by their window. In layers without one, what several requests read is in
+    `shared`, if it is given, and in no list.
     """
 
     def __init__(
         self,
         pool: KVPool,
         new_slots: Tensor,
-        lists: SlotLists,
+        lists: Mapping[int | None, SlotLists],
         device: Device,
         exchange: GroupExchange,
         shared: SharedTable | None = None,
@@ -33,15 +36,18 @@ class GroupAttention:
         """Return where the KV of a layer's new tokens is stored: the pool, and slots [T]."""
         return self._pool.layer(layer), self._new_slots
 
-    def __call__(self, layer: int, q: Tensor) -> Tensor:
+    def __call__(self, layer: int, q: Tensor, sinks: Tensor | None = None) -> Tensor:
         """Attend the queries of all masters at once, after one exchange."""
-        queries = self._exchange.gather(layer, q)
+        queries, window = self._exchange.gather(layer, q), self._pool.layout.window(layer)
+        shared = self._shared if window is None else None
         part = Partial.empty(len(queries), q.shape[1], q.shape[2], q.device)
-        if self._shared is None:  # nothing is merged
+        if shared is None:  # nothing is merged
             part = part._replace(out=torch.empty_like(queries))
         pool, scale = self._pool.layer(layer), q.shape[-1] ** -0.5
-        self._device.attend_slots(queries, pool, self._lists, scale=scale, out=part)
-        if self._shared is not None:
-            self._device.attend_shared(queries, pool, self._shared, scale=scale, total=part)
+        self._device.attend_slots(queries, pool, self._lists[window], scale=scale, out=part)
+        if shared is not None:
+            self._device.attend_shared(queries, pool, shared, scale=scale, total=part)
             part = part._replace(out=part.out.to(q.dtype))
+        if sinks is not None:
+            self._device.add_sinks(self._exchange.own(part), sinks)
         return self._exchange.merge(layer, part)

@@ -29,6 +29,9 @@ class GroupExchange(Protocol):
         Row i * T + t is token t of instance i; rows without a token may hold anything.
         """
 
+    def own(self, part: Partial) -> Partial:
+        """Return the rows of this instance's tokens in `part`, which has those of all masters."""
+
     def merge(self, layer: int, part: Partial) -> Tensor:
         """Return attention [T, H, D] of this instance's tokens, merged from all members' parts."""
 
@@ -68,6 +71,10 @@ class NoExchange:
     def gather(self, layer: int, q: Tensor) -> Tensor:  # noqa: ARG002 - see GroupExchange
         """See GroupExchange."""
         return q
+
+    def own(self, part: Partial) -> Partial:
+        """See GroupExchange."""
+        return part
 
     def merge(self, layer: int, part: Partial) -> Tensor:  # noqa: ARG002 - see GroupExchange
         """See GroupExchange."""

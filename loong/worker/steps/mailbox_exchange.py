@@ -89,6 +89,12 @@ class MailboxExchange:
         """See GroupExchange."""
         return self._gathered(layer, q, self._mailboxes[len(q)])
 
+    def own(self, part: Partial) -> Partial:
+        """See GroupExchange."""
+        size = len(part.lse) // self.num_instances
+        rows = slice(self._instance * size, (self._instance + 1) * size)
+        return Partial(part.out[rows], part.lse[rows])
+
     def merge(self, layer: int, part: Partial) -> Tensor:
         """See GroupExchange. Partials travel in the model's dtype, and are merged in the order of ids."""
         mailbox = self._mailboxes[len(part.out) // self.num_instances]
@@ -107,8 +113,10 @@ class MailboxExchange:
 
     def gather_kv(self, layer: int, block: Tensor) -> Tensor:
         """See KVExchange."""
-        mailbox = self._largest.halves(block)[layer % 2]
-        return self._gathered(layer, block.view(len(block), 1, -1), mailbox).view(-1, *block.shape[1:])
+        words = block.view(torch.int64) if block.dtype == torch.uint8 else block  # a put of bytes is slow
+        mailbox = self._largest.halves(words)[layer % 2]
+        came = self._gathered(layer, words.view(len(words), 1, -1), mailbox)
+        return came.view(-1, *words.shape[1:]).view(block.dtype)
 
     def _gathered(self, layer: int, rows: Tensor, mailbox: Mailbox) -> Tensor:
         if layer == 0:

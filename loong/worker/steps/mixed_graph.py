@@ -7,6 +7,7 @@ attends.
 
 from bisect import bisect_left
 from collections import Counter
+from collections.abc import Mapping
 from functools import partial
 from itertools import product
 from typing import NamedTuple
@@ -22,15 +23,10 @@ from loong.model.device import Device
 from loong.model.transformer import Decoder
 from loong.worker.backend import Backend
 from loong.worker.kv.pool import KVPool
+from loong.worker.steps.attended_inputs import PromptKeys, is_decode
 from loong.worker.steps.captured_forward import CapturedForward
 from loong.worker.steps.group_exchange import GroupExchange, NoExchange
-from loong.worker.steps.mixed_inputs import (
-    GROUP_STEP_SIZES,
-    MAX_ROWS,
-    MixedInputs,
-    PromptKeys,
-    is_decode,
-)
+from loong.worker.steps.mixed_inputs import GROUP_STEP_SIZES, MAX_ROWS, MixedInputs
 from loong.worker.steps.step_inputs import StepInputs
 
 _SIZES = (  # rows of an instance alone
@@ -51,12 +47,12 @@ class MixedGraph:
         self._pool, self._backend, self._exchange = pool, backend, exchange
         device = backend.device
         num_slots = (pool.num_free + pool.num_used) * (1 if exchange is None else exchange.num_instances)
-        limits = backend.graph_limits
-        num_words = MixedInputs.num_words(num_slots, limits)
+        limits, windows = backend.graph_limits, pool.layout.windows
+        num_words = MixedInputs.num_words(num_slots, limits, windows)
         # two, so that one is filled while the other is still copied
-        self._hosts = [MixedInputs(device.host_words(num_words), limits) for _ in range(2)]
+        self._hosts = [MixedInputs(device.host_words(num_words), limits, windows) for _ in range(2)]
         memory = torch.zeros(num_words, dtype=torch.int64, device=device.torch_device)
-        self._inputs = MixedInputs(memory, limits)
+        self._inputs = MixedInputs(memory, limits, windows)
         self._sizes_alone = _sizes_up_to(limits.most_rows, _SIZES)
         self._sizes_in_groups = _sizes_up_to(limits.most_rows, GROUP_STEP_SIZES)
         self._captured = CapturedForward[_Key](model, backend, self._inputs, MAX_ROWS)
@@ -92,20 +88,20 @@ class MixedGraph:
             return None
         is_alone, has_decodes = batch.group.dop == 1, True
         is_shared = self._fill(step, size, inputs)
-        if is_alone and way is self._inputs.ways(size)[0]:
+        if is_alone and not is_shared and way is self._inputs.ways(size)[0]:
             has_decodes = any(is_decode(batch, block) for block in batch.queries)
         if not is_alone and self._exchange is not None:
             self._exchange.begin(num_rows)
         return self._captured.replay(_Key(size, way, has_decodes, is_alone, is_shared), len(inputs.token_ids))
 
     def _fill(self, step: AttentionStep, size: int, inputs: StepInputs) -> bool:
-        """Write a step to the device; return whether its decodes read KV together."""
+        """Write a step to the device; return whether its requests read KV together."""
         self._hosts.reverse()
         host = self._hosts[0]
         exchange = NoExchange() if step.batch.group.dop == 1 else self._exchange
         num_instances = 1 if exchange is None else exchange.num_instances
-        num_words, is_shared = host.fill(step, size, num_instances, inputs)
-        self._inputs.memory[:num_words].copy_(host.memory[:num_words], non_blocking=True)
+        is_shared = host.fill(step, size, num_instances, inputs)
+        self._inputs.copy_from(host)
         if inputs.pending_ids is not None:
             inputs.pending_ids.fill(self._inputs.token_ids)
         return is_shared
@@ -150,7 +146,7 @@ class _Key(NamedTuple):
     prompt_keys: PromptKeys
     has_decodes: bool
     is_alone: bool
-    is_shared: bool  # decodes read KV together
+    is_shared: bool  # requests read KV together
 
 
 class _QueriesOfAll:
@@ -160,7 +156,7 @@ class _QueriesOfAll:
         self,
         pool: KVPool,
         new_slots: Tensor,
-        attention: PoolAttention,
+        attention: Mapping[int | None, PoolAttention],
         device: Device,
         exchange: GroupExchange,
     ) -> None:
@@ -170,8 +166,11 @@ class _QueriesOfAll:
     def new_kv(self, layer: int) -> tuple[Tensor, Tensor]:
         return self._pool.layer(layer), self._new_slots
 
-    def __call__(self, layer: int, q: Tensor) -> Tensor:
+    def __call__(self, layer: int, q: Tensor, sinks: Tensor | None = None) -> Tensor:
         queries = self._exchange.gather(layer, q)
-        total = Partial.unseen(queries, is_merged=self._attention.is_merged)
-        self._attention.merge_into(total, queries, self._pool.layer(layer), self._device)
+        attention = self._attention[self._pool.layout.window(layer)]
+        total = Partial.unseen(queries, is_merged=attention.is_merged)
+        attention.merge_into(total, queries, self._pool.layer(layer), self._device)
+        if sinks is not None:
+            self._device.add_sinks(self._exchange.own(total), sinks)
         return self._exchange.merge(layer, total._replace(out=total.out.to(q.dtype)))

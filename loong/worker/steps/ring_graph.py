@@ -8,6 +8,7 @@ with most tokens. The history that they bring is copied, sent and attended, but 
 
 from collections import Counter
 from functools import partial
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from loong.attention.attention_step import AttentionStep
 from loong.core.placement import InstanceId
 from loong.core.plan import Transfer
 from loong.kernels import Partial
+from loong.kernels.shared_table import SharedTable
 from loong.model.device import Device
 from loong.model.transformer import Decoder
 from loong.worker.backend import Backend
@@ -39,15 +41,18 @@ class RingGraph:
         def words(number: int) -> Tensor:
             return torch.zeros(number, dtype=torch.int64, device=device)
 
-        self._host = RingInputs(backend.device.host_words, exchange.num_instances, room)
-        self._inputs = RingInputs(words, exchange.num_instances, room)
-        self._captured = CapturedForward[int](model, backend, self._inputs, max(self._sizes, default=0))
+        self._host = RingInputs(backend.device.host_words, exchange.num_instances, room, pool.layout.windows)
+        self._inputs = RingInputs(words, exchange.num_instances, room, pool.layout.windows)
+        has_both = backend.least_saved is not None and self._inputs.reads_together
+        self._kinds = (False, True) if has_both else (False,)
+        most_rows = max(self._sizes, default=0)
+        self._captured = CapturedForward[tuple[int, bool]](model, backend, self._inputs, most_rows)
 
     def capture(self) -> None:
         """Prepare steps of every size, the largest first, whose memory then serves the others."""
         self._exchange.begin({})
-        for size in reversed(self._sizes):
-            self._captured.capture(size, size, partial(self._attention, size))
+        for size, is_shared in product(reversed(self._sizes), self._kinds):
+            self._captured.capture((size, is_shared), size, partial(self._attention, size, is_shared))
 
     def forward(self, step: AttentionStep, inputs: StepInputs) -> Tensor | None:
         """See `MixedGraph.forward`."""
@@ -62,23 +67,30 @@ class RingGraph:
         has_room = max(num_rows.values()) <= self._host.room and sum(num_rows.values()) <= self._most_gathered
         if size is None or not has_room or max(num_blocks.values()) > MAX_BLOCKS:
             return None
-        self._host.fill(step, inputs)
+        is_shared = self._host.fill(step, size, inputs)
         self._inputs.copy_from(self._host)
         self._exchange.begin(num_rows)
-        return self._captured.replay(size, len(inputs.token_ids))
+        return self._captured.replay((size, is_shared), len(inputs.token_ids))
 
-    def _attention(self, size: int) -> "_OwnQueries":
-        return _OwnQueries(self._pool, self._inputs, size, self._device, self._exchange)
+    def _attention(self, size: int, is_shared: bool) -> "_OwnQueries":
+        shared = self._inputs.shared(size) if is_shared else None
+        return _OwnQueries(self._pool, self._inputs, size, self._device, self._exchange, shared)
 
 
 class _OwnQueries:
     """Attention of the instance's own queries over the KV of all members; see `transformer.Attention`."""
 
     def __init__(
-        self, pool: KVPool, inputs: RingInputs, size: int, device: Device, exchange: KVExchange
+        self,
+        pool: KVPool,
+        inputs: RingInputs,
+        size: int,
+        device: Device,
+        exchange: KVExchange,
+        shared: SharedTable | None,
     ) -> None:
         self._pool, self._inputs, self._size, self._device = pool, inputs, size, device
-        self._exchange = exchange
+        self._exchange, self._shared = exchange, shared
         self._block: Tensor | None = None  # this layer's block of this instance
 
     def new_kv(self, layer: int) -> tuple[Tensor, Tensor]:
@@ -87,16 +99,21 @@ class _OwnQueries:
         self._copy(pool, self._block, inputs.history)
         return self._block, inputs.new_rows[: self._size]
 
-    def __call__(self, layer: int, q: Tensor) -> Tensor:
+    def __call__(self, layer: int, q: Tensor, sinks: Tensor | None = None) -> Tensor:
         inputs, pool = self._inputs, self._pool.layer(layer)
         assert self._block is not None, "a layer's new KV comes before its queries"
         came = self._exchange.gather_kv(layer, self._block)
         self._copy(came, pool, inputs.kept)
         keys = torch.empty_like(came)
         self._copy(came, keys, inputs.keys)
-        total = Partial.unseen(q, is_merged=False)
-        self._device.attend_blocks(q, keys, inputs.table, scale=q.shape[-1] ** -0.5, total=total)
-        return total.out
+        table, scale = inputs.tables[self._pool.layout.window(layer)], q.shape[-1] ** -0.5
+        total = Partial.unseen(q, is_merged=self._shared is not None)
+        if self._shared is not None:
+            self._device.attend_shared(q, came, self._shared, scale=scale, total=total)
+        self._device.attend_blocks(q, keys, table, scale=scale, total=total)
+        if sinks is not None:
+            self._device.add_sinks(total, sinks)
+        return total.out.to(q.dtype)
 
     def _copy(self, source: Tensor, target: Tensor, rows: RowList) -> None:
         self._device.copy_rows(

@@ -18,6 +18,7 @@ from loong.worker.kv.pool import KVPool
 from loong.worker.steps.decode_state import GROUP_SIZES, LeaseBatch, LeaseTables
 from loong.worker.steps.group_attention import GroupAttention
 from loong.worker.steps.group_exchange import GroupExchange
+from loong.worker.steps.window_lists import lists_by_window, window_lists
 
 
 class ServeGraph:
@@ -38,6 +39,7 @@ class ServeGraph:
         self.max_num_slots = max_num_slots
         num_queries = exchange.num_instances * GROUP_SIZES[-1]
         self._tables = LeaseTables(pool, num_queries, max_num_slots, backend.device)
+        self._windows = window_lists(pool, num_queries, max_num_slots, backend.device)
         device = backend.device.torch_device
         self._no_queries = shard.zero_queries(GROUP_SIZES[-1], device)
         self._no_slots = torch.full(GROUP_SIZES[-1:], -1, dtype=torch.int64, device=device)
@@ -59,6 +61,8 @@ class ServeGraph:
         """Set the lease of the next steps, which this instance serves."""
         num_queries = batch.size * self._exchange.num_instances
         self._tables.begin(batch, num_queries, self._shard.config.vocab_size)
+        for lists in self._windows.values():
+            lists.begin(batch)
         self._exchange.begin(batch.num_tokens, batch.holder_ids)
         self._next_step = self._steps[batch.size, batch.shared.is_reading]
 
@@ -73,7 +77,8 @@ class ServeGraph:
     @torch.inference_mode()
     def _step(self, size: int, is_shared: bool) -> None:
         num_queries = size * self._exchange.num_instances
-        lists = self._tables.lists(num_queries)
+        none = slice(0, 0)
+        lists = lists_by_window(self._tables, self._windows, num_queries, none, self._no_slots[none])
         shared = self._tables.shared(num_queries) if is_shared else None
         slots, queries = self._no_slots[:size], self._no_queries[:size]
         attention = GroupAttention(self._pool, slots, lists, self._backend.device, self._exchange, shared)

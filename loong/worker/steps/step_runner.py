@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from loong.attention.attention_step import AttentionStep
-from loong.attention.elastic import ElasticAttention
 from loong.core.placement import InstanceId
 from loong.core.plan import BatchPlan, KVPush, QueryBlock
 from loong.core.prompt_logprobs import ScoredChunk
@@ -21,6 +20,7 @@ from loong.worker.sampling.grammar_constraints import Constraints
 from loong.worker.sampling.sampler import sample
 from loong.worker.sampling.sampling_input import DrawnToken, sampling_inputs
 from loong.worker.steps.group_exchange import KVExchange
+from loong.worker.steps.micro_batches import forward_in_turn
 from loong.worker.steps.mixed_graph import MixedGraph
 from loong.worker.steps.pending_step import PendingStep, SampledRow
 from loong.worker.steps.prompt_scores import PendingScores, scored_rows
@@ -116,12 +116,10 @@ class StepRunner:
         for captured in self._captured if is_near and not step.holder_ids and not step.has_holes else ():
             if (hidden := captured.forward(step, inputs)) is not None:
                 return hidden
-        device = self._backend.device
-        attention = ElasticAttention(step, batch, device)
-        token_ids, positions, lengths = map(device.upload, inputs[:3])
+        columns = tuple(map(self._backend.device.upload, inputs[:3]))
         if inputs.pending_ids is not None:
-            inputs.pending_ids.fill(token_ids)
-        return self._model.forward(token_ids, positions, lengths, attention)
+            inputs.pending_ids.fill(columns[0])
+        return forward_in_turn(self._model, columns, step, batch, self._backend.device)
 
     def _sample(
         self,

@@ -14,6 +14,7 @@ from loong.core.placement import KVSegment, Placement, striped
 from loong.core.plan import BatchPlan, QueryBlock, Transfer
 from loong.core.positions import dealt
 from loong.core.request import RequestId
+from loong.core.shared_kv import LEAST_ALONE
 
 SEEDS = range(6)
 
@@ -227,3 +228,46 @@ def test_a_single_position_before_later_kv_counts_as_a_chunk() -> None:
     work = total(step_work(batch, {"r": placement}))
     assert work.num_decode_keys == 0
     assert work.num_pairs == pytest.approx(4)
+
+
+SHARED = 90
+
+
+def sharers(*, are_sharing: bool) -> dict[RequestId, Placement]:
+    """Return three requests behind a prefix whose stripes are on three instances, and 9 tokens of each."""
+    node, found = striped("node", range(SHARED), (0, 1, 2)), {}
+    for request_id in "abc":
+        own = striped(request_id, range(SHARED, SHARED + 9), (0, 1, 2))
+        placement = node.of(request_id).adding(own.segments)
+        found[request_id] = placement.sharing(node.segments if are_sharing else ())
+    return found
+
+
+def chunks_of(num_tokens: int, transfer: Transfer, *, are_sharing: bool) -> Mapping[int, InstanceWork]:
+    """Return the work of a chunk of each sharer, striped over all three instances."""
+    placements, members = sharers(are_sharing=are_sharing), (0, 1, 2)
+    parts = [(r, i, range(99 + i, 99 + num_tokens, 3)) for r in placements for i in members]
+    blocks = tuple(QueryBlock(r, positions, i, transfer) for r, i, positions in parts)
+    writes = tuple(KVSegment(r, positions, i) for r, i, positions in parts)
+    return step_work(BatchPlan(ESPGroup(members), blocks, writes), placements).instances
+
+
+def test_what_prompts_share_goes_round_a_ring_once_and_is_read_once() -> None:
+    once, apart = (chunks_of(30, Transfer.KV, are_sharing=way) for way in (True, False))
+    for instance_id, work in once.items():
+        saved = 2 * SHARED  # for the second and the third
+        assert work.num_ring_keys == apart[instance_id].num_ring_keys - saved * 2 // 3  # a third is here
+        assert work.num_keys == apart[instance_id].num_keys - saved
+        assert work.num_relayed_prompt_keys == saved
+        assert work.num_pairs == apart[instance_id].num_pairs
+
+
+@pytest.mark.parametrize(("num_tokens", "num_readers"), [(30, 3), (LEAST_ALONE, 0)])
+def test_chunks_of_few_queries_read_what_they_share_once(num_tokens: int, num_readers: int) -> None:
+    once, apart = (chunks_of(num_tokens, Transfer.QUERY, are_sharing=way) for way in (True, False))
+    for instance_id, work in once.items():
+        num_saved = max(0, num_readers - 1) * SHARED // 3
+        assert (work.num_keys, work.num_relayed_prompt_keys) == (
+            apart[instance_id].num_keys - num_saved,
+            num_saved,
+        )

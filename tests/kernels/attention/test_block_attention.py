@@ -1,5 +1,6 @@
 import pytest
 import torch
+from covering import pairwise
 from kernel_cases import assert_same_partial, poisoned, poisoned_partial, random_values
 from torch import Tensor
 
@@ -69,6 +70,7 @@ def both(
     kv: Tensor,
     slots: Tensor | None = None,
     workspace: PieceWorkspace | None = None,
+    window: int | None = None,
 ) -> tuple[Partial, Partial]:
     """Return the partials of tasks by the kernel and by the definition."""
     num_tokens, num_heads, head_dim = q.shape
@@ -76,8 +78,8 @@ def both(
     lines = table(tasks, q.device)
     if slots is not None and workspace is None:
         workspace = pieces(2, head_dim, q.device)
-    attend_blocks(q, kv, lines, scale=SCALE, total=actual, slots=slots, workspace=workspace)
-    reference.attend_blocks(q, kv, table(tasks, q.device), scale=SCALE, total=expected, slots=slots)
+    attend_blocks(q, kv, lines, scale=SCALE, total=actual, slots=slots, workspace=workspace, window=window)
+    reference.attend_blocks(q, kv, lines, scale=SCALE, total=expected, slots=slots, window=window)
     return actual, expected
 
 
@@ -119,6 +121,32 @@ def test_keys_may_be_named_by_slots(device: torch.device, dtype: torch.dtype) ->
     expected = nothing_seen(num_rows(RAGGED), 4, 64, device)
     reference.attend_blocks(q, kv, table(RAGGED, device), scale=SCALE, total=expected)
     assert_same_partial(both(RAGGED, q, scattered, slots)[0], expected, dtype)
+
+
+@pytest.mark.parametrize(("name", "window", "has_slots"), pairwise(LAYOUTS, [1, 33, 90], [False, True]))
+def test_windows_equal_their_definition(
+    name: str, window: int, has_slots: bool, device: torch.device, dtype: torch.dtype
+) -> None:
+    tasks = LAYOUTS[name]
+    kv = kv_of(tasks, 2, 64, dtype, device)
+    q = random_values(2, num_rows(tasks), 4, 64, dtype=dtype, device=device)
+    slots = torch.arange(len(kv), device=device) if has_slots else None
+    assert_same_partial(*both(tasks, q, kv, slots, window=window), dtype)
+
+
+@pytest.mark.parametrize("has_slots", [False, True])
+def test_no_tile_before_a_window_is_read(has_slots: bool, device: torch.device, dtype: torch.dtype) -> None:
+    last = [AttendTask.causal(0, range(256, 270), 0, range(270))]
+    kv, q = kv_of(last, 2, 64, dtype, device), random_values(2, 14, 4, 64, dtype=dtype, device=device)
+    slots = torch.arange(len(kv), device=device) if has_slots else None
+    _, expected = both(last, q, kv, slots, window=40)
+    kv[: 256 - 40 - 128] = torch.nan  # tiles have at most 128 keys
+    actual = nothing_seen(14, 4, 64, device)
+    workspace = pieces(2, 64, device) if has_slots else None
+    attend_blocks(
+        q, kv, table(last, device), scale=SCALE, total=actual, slots=slots, workspace=workspace, window=40
+    )
+    assert_same_partial(actual, expected, dtype)
 
 
 BEHIND_HISTORY = [

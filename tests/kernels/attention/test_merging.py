@@ -5,6 +5,7 @@ from torch import Tensor
 
 from loong.kernels import Partial, reference
 from loong.kernels.attention.merging import merge_into
+from loong.kernels.attention.sinks import add_sinks
 
 PARTLY_SEEN = 0.4
 
@@ -73,3 +74,20 @@ def test_more_tokens_than_rows_are_refused() -> None:
     cpu = torch.device("cpu")
     with pytest.raises(ValueError, match=r"parts\.out must have T=3 as total\.out has, got T=4"):
         merge_into(Partial.identity(3, 2, 8, cpu), Partial(torch.zeros(1, 4, 2, 8), torch.zeros(1, 4, 2)))
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 64), (9, 5, 96)])
+def test_sinks_equal_their_definition_which_is_one_more_key(
+    shape: tuple[int, int, int], device: torch.device, dtype: torch.dtype
+) -> None:
+    total = with_unread_rows_poisoned(draw_partial(1, *shape, device=device))
+    total = total._replace(out=total.out.to(dtype))
+    sinks = random_values(9, shape[1], dtype=torch.float32, device=device)
+    actual, expected = (Partial(*(tensor.clone() for tensor in total)) for _ in range(2))
+    add_sinks(actual, sinks)
+    reference.add_sinks(expected, sinks)
+    assert_same_partial(actual, expected._replace(out=expected.out.float()), dtype)
+    nothing = torch.zeros(1, *shape, device=device), sinks.expand(1, *shape[:2])
+    merged = Partial(total.out.float(), total.lse.clone())
+    reference.merge_into(merged, Partial(*nothing))
+    assert_same_partial(actual, merged, dtype)

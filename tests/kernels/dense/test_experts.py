@@ -6,6 +6,7 @@ from loong.kernels import reference
 from loong.kernels.dense.expert_sum import expert_sum
 from loong.kernels.dense.fp8 import quantize_rows
 from loong.kernels.dense.grouped_linear import fp8_linear, grouped_linear
+from loong.kernels.dense.routing import MOST_PAIRS, choose_experts, group_pairs
 from loong.kernels.expert_groups import ExpertGroups
 
 
@@ -46,6 +47,94 @@ def test_blocks_hold_every_pair_of_their_expert_once(
             assert stop > start
             found += [(pair, expert) for pair in groups.pairs[start:stop].tolist()]
     assert sorted(found) == list(enumerate(chosen.flatten().tolist()))
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "num_chosen", "num_experts"),
+    [(0, 2, 4), (1, 8, 128), (9, 3, 5), (70, 2, 8), (128, 8, 128), (1024, 2, 2)],
+)
+def test_pairs_are_grouped_in_one_launch_as_by_their_definition(
+    num_tokens: int, num_chosen: int, num_experts: int, device: torch.device
+) -> None:
+    chosen = chosen_experts(num_tokens, num_chosen, num_experts, device)
+    found, expected = group_pairs(chosen, num_experts), ExpertGroups.of(chosen, num_experts)
+    assert found.block_size == expected.block_size
+    for name in ("pairs", "starts", "block_experts"):
+        assert torch.equal(getattr(found, name), getattr(expected, name)), name
+    is_used = expected.block_experts < num_experts
+    assert torch.equal(found.block_starts[is_used], expected.block_starts[is_used])
+
+
+@pytest.mark.parametrize("num_experts", [8, 5, 128])
+def test_kernels_of_few_pairs_are_the_same_for_any_number(num_experts: int, device: torch.device) -> None:
+    """Triton compiles a kernel anew if an address is a multiple of 16 bytes for one call but not for another.
+
+    Serving would wait for that, as the warm-up has few numbers of tokens.
+    """
+    for num_pairs in range(1, 300):
+        groups = ExpertGroups.empty(num_pairs, num_experts, device)
+        for name in ("pairs", "starts", "block_experts", "block_starts"):
+            assert getattr(groups, name).data_ptr() % 16 == 0, (num_pairs, name)
+
+
+def test_more_pairs_than_a_program_sorts_are_refused(device: torch.device) -> None:
+    with pytest.raises(ValueError, match=f"at most {MOST_PAIRS} pairs, got {MOST_PAIRS + 1}"):
+        group_pairs(torch.zeros(MOST_PAIRS + 1, 1, dtype=torch.int64, device=device), 4)
+
+
+@pytest.mark.parametrize("is_normalized", [False, True])
+@pytest.mark.parametrize(
+    ("num_tokens", "num_chosen", "num_experts"), [(0, 2, 4), (3, 8, 128), (9, 3, 5), (70, 1, 2), (2, 4, 4)]
+)
+def test_the_likeliest_experts_are_chosen_with_their_shares(
+    num_tokens: int,
+    num_chosen: int,
+    num_experts: int,
+    is_normalized: bool,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> None:
+    rows = [torch.randperm(num_experts, device=device) for _ in range(num_tokens)]
+    logits = (torch.stack(rows) if rows else torch.empty(0, num_experts, device=device)).to(dtype) / 8
+    found = []
+    for function in (choose_experts, reference.choose_experts):
+        chosen = torch.full((num_tokens, num_chosen), -1, device=device)
+        weights = poisoned(num_tokens, num_chosen, dtype=torch.float32, device=device)
+        function(logits, is_normalized=is_normalized, chosen=chosen, weights=weights)
+        found.append((chosen, weights))
+    (chosen, weights), (expected, expected_weights) = found
+    assert torch.equal(chosen, expected)
+    torch.testing.assert_close(weights, expected_weights, atol=1e-6, rtol=1e-5)
+
+
+def test_of_equal_experts_the_first_is_chosen_first(device: torch.device) -> None:
+    chosen, weights = torch.empty(1, 3, dtype=torch.int64, device=device), torch.empty(1, 3, device=device)
+    choose_experts(torch.zeros(1, 6, device=device), is_normalized=True, chosen=chosen, weights=weights)
+    assert chosen.tolist() == [[0, 1, 2]]
+    torch.testing.assert_close(weights, torch.full_like(weights, 1 / 3))
+
+
+@pytest.mark.filterwarnings("ignore:(invalid value|All-NaN slice):RuntimeWarning")  # of the interpreter
+@pytest.mark.parametrize("num_experts", [5, 8])
+@pytest.mark.parametrize("wrong", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("is_normalized", [False, True])
+def test_a_token_without_finite_logits_has_experts_but_no_shares(
+    num_experts: int, wrong: float, is_normalized: bool, device: torch.device
+) -> None:
+    """So its result is NaN, its request fails, and others go on: an expert that is none stops an instance."""
+    logits = torch.randn(3, num_experts, generator=torch.Generator().manual_seed(1)).to(device)
+    logits[1] = wrong
+    found = []
+    for function in (choose_experts, reference.choose_experts):
+        chosen = torch.full((3, 4), -1, device=device)
+        weights = poisoned(3, 4, dtype=torch.float32, device=device)
+        function(logits, is_normalized=is_normalized, chosen=chosen, weights=weights)
+        found.append((chosen, weights))
+    (chosen, weights), (expected, expected_weights) = found
+    assert torch.equal(chosen[::2], expected[::2])
+    assert chosen[1].tolist() == [0, 1, 2, 3]
+    torch.testing.assert_close(weights, expected_weights, equal_nan=True)
+    assert weights[1].isnan().all()
 
 
 @pytest.mark.parametrize(

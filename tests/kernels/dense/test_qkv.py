@@ -1,24 +1,30 @@
 import pytest
 import torch
+from covering import pairwise
 from kernel_cases import TOLERANCES, poisoned, random_values
 
 from loong.kernels import reference
 from loong.kernels.dense.qkv import rotate_and_store
 
 
-@pytest.mark.parametrize("has_norm", [False, True])
-@pytest.mark.parametrize("has_bias", [False, True])
-@pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim"), [(4, 2, 64), (7, 1, 80), (32, 8, 128)])
+@pytest.mark.parametrize(
+    ("heads", "has_bias", "norms_are_wide"),
+    pairwise([(4, 2, 64), (7, 1, 80), (32, 8, 128)], [False, True], [None, False, True]),
+)
 def test_finished_projections_equal_their_definition(
-    num_heads: int,
-    num_kv_heads: int,
-    head_dim: int,
+    heads: tuple[int, int, int],
     has_bias: bool,
-    has_norm: bool,
+    norms_are_wide: bool | None,
     device: torch.device,
     dtype: torch.dtype,
 ) -> None:
+    num_heads, num_kv_heads, head_dim = heads
     num_all = num_heads + 2 * num_kv_heads
+    norms: dict[str, torch.Tensor] = {}
+    if norms_are_wide is not None:
+        wide = torch.float32 if norms_are_wide else dtype
+        for seed, name in ((4, "q_norm"), (5, "k_norm")):
+            norms[name] = random_values(seed, head_dim, dtype=wide, device=device)
 
     def values(seed: int, *shape: int) -> torch.Tensor:
         return random_values(seed, *shape, dtype=dtype, device=device)
@@ -36,8 +42,7 @@ def test_finished_projections_equal_their_definition(
             kv=kv,
             rows=torch.tensor([4, 0, -1, 8, 1], device=device),
             bias=values(3, num_all, head_dim) if has_bias else None,
-            q_norm=values(4, head_dim) if has_norm else None,
-            k_norm=values(5, head_dim) if has_norm else None,
+            **norms,
             eps=1e-5,
         )
         results.append((q, kv))

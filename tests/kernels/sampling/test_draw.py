@@ -5,9 +5,10 @@ from torch import Tensor
 
 from loong.core.request import SamplingParams
 from loong.kernels import reference_draw
-from loong.kernels.sampling.draw import DrawWorkspace, draw
+from loong.kernels.sampling.draw import MAX_VOCABULARY, DrawWorkspace, draw
 from loong.kernels.sampling.draw_params import DrawParams, Penalties
 from loong.kernels.sampling.penalties import penalize
+from loong.model.shapes import SHAPES
 from loong.worker.sampling.random_sampling import chances
 
 ROWS = [
@@ -99,5 +100,15 @@ def test_banned_tokens_are_never_drawn(device: torch.device) -> None:
 
 def test_a_vocabulary_that_could_overflow_is_refused() -> None:
     params = params_of(ROWS[:1], 5, torch.device("cpu"))
-    with pytest.raises(ValueError, match="at most 262144 tokens, got 262145"):
-        drawn(torch.zeros(1, 2**18 + 1), params)
+    with pytest.raises(ValueError, match="at most 524287 tokens, got 524288"):
+        drawn(torch.zeros(1, MAX_VOCABULARY + 1), params)
+    assert all(config.vocab_size <= MAX_VOCABULARY for config in SHAPES.values())
+
+
+@pytest.mark.gpu
+def test_all_tokens_of_the_largest_vocabulary_are_drawn_if_they_are_equal() -> None:
+    rows, device = [SamplingParams(temperature=1.0, seed=seed) for seed in range(64)], torch.device("cuda")
+    params, logits = params_of(rows, MAX_VOCABULARY, device), torch.zeros(64, MAX_VOCABULARY, device=device)
+    tokens, _ = drawn(logits, params)
+    assert torch.equal(tokens, reference_draw.draw(logits, params, chances(params).to(device)))
+    assert tokens.max() > MAX_VOCABULARY // 2

@@ -494,3 +494,16 @@ def test_a_scale_that_is_no_ratio_is_refused_with_its_flag(
     with pytest.raises(SystemExit):
         run_bench(f"--length-scale={value}")
     assert f"--length-scale: {value!r}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("rule", "flags"),
+    [
+        ("loongserve-10", "--target-tpot 0.36"),
+        ("tight", "--target-ttft 1 --target-tpot 0.05 --ttft-factor 5"),
+    ],
+)
+def test_servers_plan_for_the_bounds_of_a_rule(tmp_path: Path, rule: str, flags: str) -> None:
+    assert run_bench(*QUICK, "--workload", "mixed", "--slo", rule, "--output-dir", str(tmp_path)) == 0
+    [run] = json.loads((tmp_path / "results.json").read_text())["runs"]
+    assert flags in run["server"]["extra_arguments"]

@@ -4,17 +4,22 @@ Run it with `pytest -m ray tests/launcher/cluster`, where `pip install '.[ray]'`
 """
 
 import os
+import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import httpx
 import msgspec
 import pytest
 from ray_nodes import HEAD, RAY, RayNodes, ray_nodes
+from requests_for_tests import expected
 from served import Served, served, wait_until
 
+from loong.model.tiny import tiny_model
 from loong.observability.decision_log.lines import PlannedLine
 from loong.observability.decision_log.reader import read_log
 
@@ -24,6 +29,10 @@ OTHERS = ("127.0.0.3", "127.0.0.4", "127.0.0.5")
 SIZES = ("--kv-cache-tokens", "2048", "--dtype", "float32")
 SECONDS = 300
 PROMPT, NUM_TOKENS = "once", 100
+DOCUMENT = tuple(5 + 11 * i % 90 for i in range(800))
+# As in the test of loans on one host: any order of sums gives the same tokens.
+OF_ONE_DOCUMENT = [(*DOCUMENT, *(5 + (7 * i + number) % 90 for i in range(40))) for number in (0, 1, 2, 3, 6)]
+PROMPTS = [tuple(5 + (7 * i + number) % 90 for i in range(40)) for number in range(4)]
 
 
 @pytest.fixture
@@ -36,6 +45,13 @@ def text_of(url: str) -> str:
     body = {"prompt": PROMPT, "max_tokens": NUM_TOKENS, "temperature": 0, "ignore_eos": True}
     answer = httpx.post(f"{url}/v1/completions", json=body, timeout=SECONDS)
     found: str = answer.raise_for_status().json()["choices"][0]["text"]
+    return found
+
+
+def tokens_of(url: str, prompt: Sequence[int], num_tokens: int = NUM_TOKENS) -> list[int]:
+    body = {"prompt": prompt, "max_tokens": num_tokens, "temperature": 0, "ignore_eos": True}
+    answer = httpx.post(f"{url}/v1/completions", json={**body, "return_token_ids": True}, timeout=SECONDS)
+    found: list[int] = answer.raise_for_status().json()["choices"][0]["token_ids"]
     return found
 
 
@@ -99,12 +115,90 @@ def test_four_nodes_are_exact_at_every_dop_while_they_are_lost_and_come_back(
     assert dops[0] == dops[-1] == 4
 
 
-def test_a_cluster_of_its_own_needs_a_token(tmp_path: Path) -> None:
-    """Without RAY_ADDRESS a cluster starts here, which refuses what has no token."""
+def test_two_engines_on_two_nodes_are_exact_and_go_on_when_one_is_killed(
+    nodes: RayNodes, tmp_path: Path
+) -> None:
+    """Each engine has an instance on each node."""
+    folder = tiny_model(tmp_path / "model")
+    nodes.add(HEAD, OTHERS[0])
+    flags = ("--num-hosts", "2", "--num-instances", "4", "--num-engines", "2", *SIZES)
+    faults = ("--allow-fault-injection", "--admin-key", "operators-key")
+    with nodes.served(tmp_path, str(folder), *flags, *faults) as server, ThreadPoolExecutor(4) as pool:
+        for victim in (None, 0):
+            sent = [pool.submit(tokens_of, server.url, prompt) for prompt in PROMPTS]
+            if victim is not None:
+                wait_until(lambda: server.metric("vllm:num_requests_running") > 0, SECONDS, "the requests")
+                fault = {"fault": "kill_engine", "engine": victim}
+                headers = {"Authorization": "Bearer operators-key"}
+                httpx.post(f"{server.url}/admin/faults", json=fault, headers=headers).raise_for_status()
+            for prompt, answer in zip(PROMPTS, sent, strict=True):
+                assert answer.result() == expected(folder, prompt, NUM_TOKENS)[0]
+            wait_until(lambda: health(server) == "ok", SECONDS, f"both engines to serve:\n{server.log}")
+        assert server.log.count("engine-0: host 1 is the Ray node at 127.0.0.3") == 2
+        assert server.log.count("engine-1: host 1 is the Ray node at 127.0.0.3") == 1
+
+
+def loans(server: Served) -> list[dict[str, Any]]:
+    engines = httpx.get(f"{server.url}/health", timeout=SECONDS).json()["engines"].values()
+    return [loan for engine in engines for loan in engine.get("loans", ())]
+
+
+def test_engines_on_two_nodes_lend_each_other_room_and_are_exact_whatever_dies(
+    nodes: RayNodes, tmp_path: Path
+) -> None:
+    """All requests go to the engine that has their document cached, and do not fit there.
+
+    A killed gManager is replaced, and a lost node takes the loans there with it.
+    """
+    folder = tiny_model(tmp_path / "model")
+    nodes.add(HEAD, OTHERS[0])
+    flags = ("--num-hosts", "2", "--num-instances", "4", "--num-engines", "2", "--lend")
+    sizes = ("--kv-cache-tokens", "640", "--dtype", "float32")
+    faults = ("--allow-fault-injection", "--admin-key", "operators-key")
+    with (
+        nodes.served(tmp_path, str(folder), *flags, *sizes, *faults) as server,
+        ThreadPoolExecutor(len(OF_ONE_DOCUMENT)) as pool,
+    ):
+        for victim in (None, "kill_manager", "node"):
+            tokens_of(server.url, DOCUMENT, 1)
+            num_served = server.metric("loong:kv_served_tokens_total")
+            sent = [pool.submit(tokens_of, server.url, prompt) for prompt in OF_ONE_DOCUMENT]
+            wait_until(lambda: bool(loans(server)), SECONDS, f"a loan:\n{server.log}")
+            if victim is None:
+                wait_until(lambda: are_where_they_map(nodes, server.log), SECONDS, "workers of the loan")
+            elif victim == "node":
+                nodes.lose(OTHERS[0])
+            else:
+                headers = {"Authorization": "Bearer operators-key"}
+                url = f"{server.url}/admin/faults"
+                httpx.post(url, json={"fault": victim}, headers=headers).raise_for_status()
+            for prompt, answer in zip(OF_ONE_DOCUMENT, sent, strict=True):
+                assert answer.result() == expected(folder, prompt, NUM_TOKENS)[0]
+            if victim != "node":
+                assert server.metric("loong:kv_served_tokens_total") > num_served
+            wait_until(lambda: not loans(server), SECONDS, f"the room to return:\n{server.log}")
+        assert server.log.count("the gManager was killed by signal 9") == 1
+        nodes.add(OTHERS[0])
+        wait_until(lambda: health(server) == "ok", SECONDS, f"the node to join:\n{server.log}")
+
+
+def are_where_they_map(nodes: RayNodes, log: str) -> bool:
+    """Return whether the workers of loans are on the nodes of the instances that lend.
+
+    Instance 0 of each engine is on the head, and instance 1 on the other node; others are loans.
+    """
+    lender_ids = [int(number) for number in re.findall(r"instance (\d) lends", log)]
+    workers = [nodes.workers_of(address) for address in (HEAD, OTHERS[0])]
+    num_loans = [sum(name[-1] not in "01" for name in names) for names in workers]
+    return num_loans == [lender_ids.count(0), lender_ids.count(1)] != [0, 0]
+
+
+@pytest.mark.parametrize("num_engines", ["1", "2"])
+def test_a_cluster_of_its_own_needs_a_token(tmp_path: Path, num_engines: str) -> None:
+    """Without RAY_ADDRESS a cluster starts here, which refuses what has no token. All engines are in it."""
     home = {"HOME": str(tmp_path), "RAY_TMPDIR": "/tmp"}
-    with served(
-        tmp_path, "--hosts", "ray", "--num-instances", "1", environment=home, start_seconds=SECONDS
-    ) as server:
+    flags = ("--hosts", "ray", "--num-instances", num_engines, "--num-engines", num_engines)
+    with served(tmp_path, *flags, environment=home, start_seconds=SECONDS) as server:
         assert text_of(server.url)
         (line,) = (line for line in server.log.splitlines() if "ray start --address=" in line)
         address = line.partition("--address=")[2].partition("`")[0]

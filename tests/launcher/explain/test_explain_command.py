@@ -15,9 +15,10 @@ from loong.core.events import InstanceLost, RequestAborted
 from loong.core.plan import IterationPlan, Preemption
 from loong.launcher.cli import main
 from loong.launcher.explain.listing import beginnings
+from loong.observability.decision_log.lines import PlannedLine
 from loong.observability.decision_log.log import decision_log
 from loong.scheduler.config import PolicyConfig
-from loong.scheduler.cost.cost_model import WorkCostModel
+from loong.scheduler.cost.cost_model import Coefficients, WorkCostModel
 from loong.scheduler.policy import make_policy
 
 DOCUMENT = (Path(__file__).parents[3] / "docs" / "decision-log.md").read_text()
@@ -97,6 +98,32 @@ def test_a_policy_says_what_most_requests_wait_for(
     assert lines[-1] == f"All requests: loong explain {log} --all"
     assert len(rows_of_all(capsys, log)) == 30
     assert len(json.loads(shown(capsys, log, "--json"))["requests"]) == 30
+
+
+@pytest.mark.parametrize("name", ["infinite", "infinite-paper", "distkv"])
+def test_it_says_who_lent_what_to_whom_since_when_and_why(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log, cost_model = tmp_path / "log", WorkCostModel(Coefficients(decode_key=20e-6))
+    requests = [
+        timed_request(n, size, 200, at) for n, (size, at) in enumerate([(2000, 0), (1000, 0), (2850, 0.1)])
+    ]
+    lines = logged(
+        log, make_policy(name, PolicyConfig()), instances_with([4000] * 2), requests, cost_model=cost_model
+    )
+    moved = [m for line in lines if isinstance(line, PlannedLine) for m in line.migrations]
+    assert moved
+    text = shown(capsys, log)
+    loans = json.loads(shown(capsys, log, "--json"))["loans"]
+    assert sum(loan["num_lent_tokens"] + loan["num_returned_tokens"] for loan in loans) == sum(
+        m.num_tokens for m in moved
+    )
+    first = loans[0]
+    who = f"instance {first['creditor_id']} to {first['debtor_id']} since {first['since']:.3f} s: "
+    assert who in text
+    assert first["reason"] in " ".join(text.split())
+    story = shown(capsys, log, "--request", first["request_ids"][0])
+    assert "The policy on lent room: " in story
 
 
 def test_ids_are_as_short_as_they_are_unique() -> None:

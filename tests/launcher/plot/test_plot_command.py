@@ -132,7 +132,7 @@ def test_policies_may_have_any_names(tmp_path: Path) -> None:
     )
     assert plot(tmp_path) == 0
     pictures = list(tmp_path.glob("*.svg"))
-    assert len(pictures) == 6
+    assert len(pictures) == 7
     for path in pictures:
         svg = path.read_text()
         parseString(svg)  # a browser shows nothing of one that is not well-formed

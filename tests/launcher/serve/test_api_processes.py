@@ -10,7 +10,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from child_processes import own_forked
+from child_processes import name_of, own_forked
 from http_answers import events_of, get_json, post
 from prometheus_client.parser import text_string_to_metric_families
 from raw_http import until
@@ -19,13 +19,13 @@ from scripted_engine import ScriptedEngine
 from loong.core.errors import ClusterError
 from loong.engine.health import dead
 from loong.launcher.serve.api_process import ApiProcessConfig
-from loong.launcher.serve.api_processes import api_processes
+from loong.launcher.serve.api_processes import Shown, api_processes
 from loong.launcher.serve.front import Front
 from loong.model.tiny import CONFIG, tiny_model
 from loong.observability.decision_log.recent import RecentLines
 from loong.observability.decision_log.runs import RequestRuns
 from loong.server.api.listen import bound_socket
-from loong.server.cluster_app import cluster_of
+from loong.server.cluster_app import cluster_of, create_cluster_app
 from loong.server.local_engine import LocalEngineClient
 from loong.server.metrics.request_observers import RequestObservers, Targets
 from loong.server.remote.forwarding import RemoteCluster
@@ -44,7 +44,7 @@ class Service:
 
     @property
     def pids(self) -> list[int]:
-        return own_forked("api_process")
+        return [pid for pid in own_forked("api_process") if name_of(pid) == "loong-api"]
 
     async def samples(self) -> dict[str, float]:
         async with httpx.AsyncClient(timeout=30) as client:
@@ -71,11 +71,12 @@ async def two_processes(folder: Path, engine: ScriptedEngine) -> AsyncIterator[S
         )
 
     client = LocalEngineClient(engine, cluster.admission)
+    shown = Shown(create_cluster_app(cluster), cluster.registry, cluster.admission)
     async with AsyncExitStack() as stack:
         listener = stack.enter_context(bound_socket("127.0.0.1", 0))
         address = "http://{}:{}".format(*listener.getsockname())
         front = await stack.enter_async_context(
-            api_processes(process_config, 2, client, cluster, listener, failures.append)
+            api_processes(process_config, 2, client, shown, listener, failures.append)
         )
         yield Service(address, front, failures)
 

@@ -103,6 +103,16 @@ def test_several_rates_and_rules_show_attainment(swept: Simulated) -> None:
     assert (swept.folder / "attainment-by-rate.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_several_rates_show_throughput_per_gpu_against_speed(swept: Simulated) -> None:
+    assert swept.out.count("output tokens/s/GPU") == 2
+    document = json.loads((swept.folder / "results.json").read_text())
+    for point, run in zip(document["pareto"], document["runs"], strict=True):
+        assert (point["policy"], point["slo"]) == (run["policy"], run["slo"])
+        assert point["output_throughput_per_unit"] == [run["output_throughput"] / run["num_devices"]] * 3
+        assert point["output_throughput_per_user"] == pytest.approx([1e3 / run["median_tpot_ms"]] * 3)
+    assert (swept.folder / "pareto.png").read_bytes().startswith(b"\x89PNG")
+
+
 @pytest.mark.parametrize("name", ["single", "swept"])
 def test_what_was_written_is_reported_and_nothing_else(name: str, request: pytest.FixtureRequest) -> None:
     run: Simulated = request.getfixturevalue(name)
@@ -122,8 +132,7 @@ def test_sessions_are_simulated_with_their_ideal_hits(capsys: pytest.CaptureFixt
 
 
 @pytest.mark.usefixtures("no_pictures")
-@pytest.mark.parametrize("flags", [["--rate", "0.1,0.2"], ["--goodput", "0.5"]])
-@pytest.mark.parametrize("jobs", ["1", "2"])
+@pytest.mark.parametrize(("flags", "jobs"), [(["--rate", "0.1,0.2"], "1"), (["--goodput", "0.5"], "2")])
 def test_each_of_several_runs_has_a_line_when_it_is_over(
     flags: list[str], jobs: str, capfd: pytest.CaptureFixture[str]
 ) -> None:

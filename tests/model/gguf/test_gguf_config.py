@@ -9,9 +9,10 @@ import gguf
 import numpy as np
 import pytest
 from gguf_files import finish
+from msgspec import structs
 
 from loong.core.errors import ConfigError
-from loong.model.config import ModelConfig, Scales
+from loong.model.config import ModelConfig, Norms, Scales
 from loong.model.families.registry import GGUF_FAMILIES
 from loong.model.gguf.keys import NEUTRAL, READ, WITHOUT_EFFECT
 from loong.model.rope_config import DefaultRope, LinearRope, YarnRope
@@ -56,12 +57,13 @@ def test_the_keys_are_those_of_the_format() -> None:
     assert not (READ | WITHOUT_EFFECT) & {*NEUTRAL}
 
 
+# Each name with one architecture, and each architecture with every seventh name.
 @pytest.mark.parametrize(
     ("architecture", "name"),
     [
         (architecture, name)
-        for architecture, family in GGUF_FAMILIES.items()
-        for name in ALL_NAMES
+        for place, (architecture, family) in enumerate(GGUF_FAMILIES.items())
+        for name in (ALL_NAMES[place % 7 :: 7] if place else ALL_NAMES)
         if name not in READ | WITHOUT_EFFECT | family.gguf_scales.keys()
     ],
 )
@@ -103,6 +105,45 @@ def test_options_of_other_models_that_are_off_are_taken(tmp_path: Path) -> None:
     for architecture in GGUF_FAMILIES:
         plain = config_of(tmp_path / "plain.gguf", architecture=architecture)
         assert config_of(tmp_path / "off.gguf", *off, architecture=architecture) == plain
+
+
+@pytest.mark.parametrize(("num_layers", "score_width"), [(7, 32), (62, 16)])  # 62: those of 27B
+def test_what_files_of_gemma_3_leave_out_is_added(num_layers: int, score_width: int, tmp_path: Path) -> None:
+    adds: list[Add] = [
+        lambda writer: writer.add_block_count(num_layers),
+        lambda writer: writer.add_key_length(32),
+        lambda writer: writer.add_value_length(32),
+        lambda writer: writer.add_rope_freq_base(1e6),
+        lambda writer: writer.add_rope_scaling_factor(8.0),
+        lambda writer: writer.add_sliding_window(24),
+        lambda writer: writer.add_sliding_window_pattern(6),
+    ]
+    config = config_of(tmp_path / "a.gguf", *adds, architecture="gemma3")
+    assert config.layer_windows[:7] == (24, 24, 24, 24, 24, None, 24)
+    assert (config.rope, config.local_rope) == (LinearRope(rope_theta=1e6, factor=8.0), DefaultRope())
+    assert config.scales == Scales(embedding=8.0, scores=score_width**-0.5)
+    assert config.norms == Norms(is_wide=True, has_outputs=True)
+    adds[-1] = lambda writer: writer.add_sliding_window_pattern(3)
+    with pytest.raises(ConfigError, match=r"gemma3\.attention\.sliding_window_pattern is 3, which is not"):
+        config_of(tmp_path / "b.gguf", *adds, architecture="gemma3")
+
+
+def test_what_files_of_gpt_oss_leave_out_is_added(tmp_path: Path) -> None:
+    adds: list[Add] = [
+        lambda writer: writer.add_block_count(3),
+        lambda writer: writer.add_sliding_window(24),
+        lambda writer: writer.add_expert_count(8),
+        lambda writer: writer.add_expert_used_count(4),
+        lambda writer: writer.add_rope_scaling_type(gguf.RopeScalingType.YARN),
+        lambda writer: writer.add_rope_scaling_factor(4.0),
+        lambda writer: writer.add_rope_scaling_orig_ctx_len(16),
+    ]
+    config = config_of(tmp_path / "a.gguf", *adds, architecture="gpt-oss")
+    assert config.layer_windows == (24, None, 24)
+    assert config.has_sinks
+    assert config.experts is not None
+    assert config.experts.has_bias
+    assert config.rope == structs.replace(YARN, beta_fast=32.0, beta_slow=1.0, truncate=False)
 
 
 def test_other_kinds_of_files_are_refused(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from transformers import AutoTokenizer
 
 from loong.core.errors import ConfigError
 from loong.model.gguf.folder import tokenizer_folder
+from loong.model.gguf.splitting import pre_tokenizer
 from loong.server.text.tokenizer import Tokenizer
 
 TEXTS = (TEXT, "a", "", "I'LL pay 12345 €!\r\n\n\tOK   then ", "<|im_end|>mats<s> and <|im_end", "e\u0301")
@@ -51,6 +52,11 @@ async def test_smollm_has_a_token_for_every_digit(tmp_path: Path) -> None:
     tokenizer = read(tmp_path / "a.gguf")
     pieces = [tokenizer.piece(i) for i in await tokenizer.encode("cats 1234", add_special_tokens=True)]
     assert pieces[-5:] == ["Ġ", "1", "2", "3", "4"]
+
+
+def test_gpt_4o_splits_where_the_case_changes() -> None:
+    pieces = [piece for piece, _ in pre_tokenizer("gpt-4o").pre_tokenize_str("I'LL see camelCase 12345/\n")]
+    assert pieces == ["I'LL", "Ġsee", "Ġcamel", "Case", "Ġ", "123", "45", "/Ċ"]
 
 
 def write_sentence_piece(path: Path, **flags: bool) -> dict[str, int]:

@@ -7,6 +7,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from expert_stacks import of_each_expert
 from gguf_files import finish, write_gguf
 from leak_checks import shared_cluster
 from plans import in_group
@@ -29,7 +30,7 @@ from loong.model.weights import our_name
 TYPES = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
 FAMILIES = (
     "llama", "llama-mha", "llama-tied", "llama-biased", "llama-linear", "llama-yarn",
-    "mistral", "mixtral", "qwen2", "qwen3", "qwen3-moe", "granite",
+    "mistral", "mixtral", "qwen2", "qwen3", "qwen3-moe", "granite", "gemma-3", "gpt-oss",
 )  # fmt: skip
 
 
@@ -38,11 +39,13 @@ def tensors_of(path: Path) -> GgufTensors:
 
 
 def assert_same_tensors(path: Path, reference: Path) -> None:
-    found, wanted = tensors_of(path), load_file(reference / "model.safetensors")
+    found, wanted = tensors_of(path), of_each_expert(load_file(reference / "model.safetensors"))
+    config = load_config(reference)
     assert found.shapes == expected_shapes(find_config(str(path)))
-    own_names = FAMILIES_BY_NAME[load_config(reference).architecture].tensor_names
-    for own_name, tensor in wanted.items():
+    own_names = FAMILIES_BY_NAME[config.architecture].tensor_names
+    for own_name, weight in wanted.items():
         name = our_name(own_name, own_names)
+        tensor = weight + (config.norms.offset if name.endswith("norm.weight") else 0.0)
         assert torch.equal(found.read(name), tensor), name
         rows = (slice(1, 3), *[slice(None)] * (tensor.ndim - 1))
         assert torch.equal(found.read(name, *rows), tensor[rows]), name
@@ -55,14 +58,20 @@ def test_tensors_of_every_type_are_dequantized_whole_and_in_parts(quantization: 
     assert_same_tensors(*write_gguf("llama-tied", tmp_path, quantization))
 
 
+@pytest.mark.parametrize(("family", "quantization"), [("gpt-oss", "MXFP4"), ("qwen3-moe", "Q8_0")])
+def test_experts_are_dequantized_too(family: str, quantization: str, tmp_path: Path) -> None:
+    assert_same_tensors(*write_gguf(family, tmp_path, quantization))
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_has_the_tensors_and_the_config_of_its_folder(family: str, tmp_path: Path) -> None:
     path, reference = write_gguf(family, tmp_path)
     assert_same_tensors(path, reference)
     found, wanted = find_config(str(path)), load_config(reference)
     assert found.rms_norm_eps == pytest.approx(wanted.rms_norm_eps)
+    norms = replace(found.norms, offset=wanted.norms.offset)  # which weights in GGUF files have
     # All that GGUF knows of Mistral is llama.
-    same = replace(found, rms_norm_eps=wanted.rms_norm_eps, architecture=wanted.architecture)
+    same = replace(found, rms_norm_eps=wanted.rms_norm_eps, architecture=wanted.architecture, norms=norms)
     assert same == replace(wanted, bos_token_id=1, eos_token_ids=(2,))
 
 
@@ -73,6 +82,9 @@ def test_every_family_has_the_tensors_and_the_config_of_its_folder(family: str, 
         ("llama-biased", "Q8_0", (2, 2)),
         ("qwen3", "F16", (2, 2)),
         ("granite", "Q8_0", (2, 2)),
+        ("gemma-3", "Q8_0", (2, 2)),
+        ("qwen3-moe", "Q8_0", (2, 2)),
+        ("gpt-oss", "MXFP4", (2, 2)),
     ],
 )
 def test_any_dop_gives_the_tokens_of_transformers(
@@ -136,7 +148,7 @@ def refused(writer: gguf.GGUFWriter, path: Path) -> str:
 def test_what_is_not_supported_is_refused_by_name(tmp_path: Path) -> None:
     path = tmp_path / "a.gguf"
     writer = writer_of_nothing(path, "mamba")
-    families = "llama, qwen2, qwen3, qwen3moe, granite"
+    families = "llama, qwen2, qwen3, qwen3moe, granite, gemma3, gpt-oss"
     assert f"general.architecture must be one of {families}, got 'mamba'" in refused(writer, path)
     writer = writer_of_nothing(path)
     writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)

@@ -8,6 +8,7 @@ from typing import TypeVar
 import pytest
 from chaos import chaos
 from decision_logs import EventReporter, clock, host_tier, logged, prefill_two, reported
+from examples import seeds
 from plans import both, decode, in_group, move, prefill
 from simulation import instances_with, timed_request
 
@@ -75,7 +76,7 @@ def test_a_request_that_leaves_as_soon_as_it_comes_is_reported_to_arrive_and_to_
     )
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", seeds(2, thorough=8))
 def test_every_run_is_reported_from_each_arrival_to_each_end(tmp_path: Path, seed: int) -> None:
     requests = [timed_request(n, 1 + 17 * n % 40, 1 + n % 7, 0.01 * n) for n in range(12)]
     instances = (*instances_with([90, 60, 40]), host_tier(3, 80))
@@ -93,7 +94,7 @@ def test_every_run_is_reported_from_each_arrival_to_each_end(tmp_path: Path, see
     assert [plan.time for plan in plans] == sorted(plan.time for plan in plans)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", seeds(2, thorough=8))
 def test_chunks_keep_what_they_compute(tmp_path: Path, seed: int) -> None:
     requests = [timed_request(n, 40, 3) for n in range(4)]
     log = logged(tmp_path / "log", chaos(seed), instances_with([90, 60, 40]), requests)

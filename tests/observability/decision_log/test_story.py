@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from chaos import chaos
 from decision_logs import EventReporter, host_tier, logged, prefill_two, reported
+from examples import seeds
 from msgspec import structs
 from plans import decode, in_group, move, plannable, prefill
 from simulation import instances_with, timed_request
@@ -67,7 +68,7 @@ def tokens(batch_id: int, step: int, *request_ids: str, reason: FinishReason | N
     return TokensProduced(11.0 + step, batch_id, step, produced)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", seeds(1, thorough=5))
 def test_at_every_moment_a_request_waits_runs_or_moves(tmp_path: Path, seed: int) -> None:
     requests = [timed_request(n, 1 + 17 * n % 40, 1 + n % 7, 0.01 * n) for n in range(12)]
     instances = (*instances_with([90, 60, 40]), host_tier(3, 80))
@@ -91,7 +92,7 @@ def test_at_every_moment_a_request_waits_runs_or_moves(tmp_path: Path, seed: int
 
 
 def test_every_moment_without_kv_has_a_reason(tmp_path: Path) -> None:
-    requests = [timed_request(n, 40 + 997 * n % 3000, 2 + n % 40, n * 4e-3) for n in range(50)]
+    requests = [timed_request(n, 40 + 997 * n % 3000, 2 + n % 40, n * 4e-3) for n in range(30)]
     policy = make_policy("esp", PolicyConfig())
     index = indexed(logged(tmp_path / "log", policy, instances_with([4000] * 3), requests))
     waits = [step for r in index.arrivals for step in story_of(index, r).steps if isinstance(step, Wait)]
@@ -632,7 +633,7 @@ def test_runs_count_what_a_request_read_as_it_began(tmp_path: Path) -> None:
     assert [(run.request_id, run.num_cached_tokens) for run in over] == [("r000", 0), ("r001", 39)]
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", seeds(1, thorough=5))
 def test_stories_hold_together_when_requests_share_what_they_compute(tmp_path: Path, seed: int) -> None:
     requests = [timed_request(n, 1 + 17 * n % 40, 1 + n % 7, 0.01 * n) for n in range(12)]
     instances = instances_with([90, 60, 40])

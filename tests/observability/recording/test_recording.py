@@ -28,7 +28,7 @@ from loong.core.events import (
 )
 from loong.core.instance import ElasticInstance, InstanceKind
 from loong.core.plan import IterationPlan
-from loong.core.request import SLO, FinishReason, Request
+from loong.core.request import SLO, Continuation, FinishReason, Request
 from loong.engine.loop import Scheduling
 from loong.engine.replay import replay
 from loong.executor.simulated import SimulatedExecutor
@@ -98,6 +98,7 @@ def all_events() -> list[Event]:
         RequestArrived(0.1, replace(REQUESTS[3], user="someone", priority=-2)),
         RequestArrived(0.1, replace(REQUESTS[3], slo=SLO(2.0, inf), user="inf")),
         RequestArrived(0.1, replace(REQUESTS[3], cache_salt="inf", uses_cache=False)),
+        RequestArrived(0.1, replace(REQUESTS[0], continues=Continuation([4], 0.5))),
         BatchStarted(0.15, 3),
         TokensProduced(0.2, 3, 1, (token, ProducedToken("s", 1))),
         BatchFinished(0.30000000000000004, 3, 2),
@@ -155,7 +156,7 @@ def test_who_looks_at_an_idle_cluster_sees_all_that_happened(tmp_path: Path) -> 
         assert len(happening.plans) == 1
 
 
-@pytest.mark.parametrize("policy", ["esp", "static-sp", "replicas", "esp-fixed-1", "esp-disaggregated-1"])
+@pytest.mark.parametrize("policy", ["esp", "static-sp", "esp-disaggregated-1"])
 def test_a_replay_plans_the_same(policy: str, tmp_path: Path) -> None:
     run = recorded(tmp_path / "log", replace_setting(policy=policy), slower=1.5)
     result = asyncio.run(replay(run))

@@ -148,7 +148,7 @@ def test_pictures_are_in_the_page_and_beside_it(single: Path, swept: Path) -> No
         assert (single / f"{name}.png").is_file()
         assert (single / f"{name}.svg").is_file()
     assert "SLO attainment against rate" in page_of(swept).text
-    for name in ("attainment-by-rate", "goodput", "latency-by-rate"):
+    for name in ("attainment-by-rate", "goodput", "pareto", "latency-by-rate"):
         assert (swept / f"{name}.png").is_file()
     assert not (swept / "timeline.png").exists()
 

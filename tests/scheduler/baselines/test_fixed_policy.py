@@ -5,7 +5,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from machines import CPU
 from simulation import Run, simulate, timed_request
@@ -178,7 +179,7 @@ def test_the_most_slots_are_those_of_a_count_step_by_step(lengths: list[tuple[in
 
 
 @pytest.mark.parametrize("name", [*(name for name in FIXED if name != "lightllm"), "disaggregated-1"])
-@settings(max_examples=10)
+@examples(5, thorough=40)
 @given(data=st.data())
 def test_nobody_who_was_admitted_is_evicted(name: str, data: st.DataObject) -> None:
     capacity = data.draw(st.integers(10, 120))

@@ -5,6 +5,7 @@ from random import Random
 
 import pytest
 from chaos import chaos
+from examples import seeds
 from policies import POLICY_NAMES, num_instances_of
 from simulation import Run, instances_with, simulate, timed_request
 from snapshots import decoding, waiting
@@ -21,7 +22,7 @@ def requests_with_choices(seed: int, largest: int) -> list[Request]:
     """Return requests, some of which need `largest` tokens of KV in all their choices."""
     random = Random(seed)
     requests = []
-    for number in range(16):
+    for number in range(8):
         num_choices, num_output = random.choice((1, 2, 5, 8)), random.randint(1, 20)
         num_prompt = random.randint(1, largest - num_choices * num_output)
         request = timed_request(number, num_prompt, num_output, 0.02 * number)
@@ -34,7 +35,7 @@ def assert_all_served(run: Run, requests: list[Request]) -> None:
         assert len(run.tokens[choice.request_id]) == choice.sampling_params.max_tokens
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", seeds(1, thorough=5))
 @pytest.mark.parametrize("policy", POLICY_NAMES)
 def test_every_choice_is_served_where_room_is_scarce(policy: str, seed: int) -> None:
     num_instances = num_instances_of(policy, 4)
@@ -44,7 +45,7 @@ def test_every_choice_is_served_where_room_is_scarce(policy: str, seed: int) -> 
     assert_all_served(simulate(policy, capacities, requests), requests)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", seeds(1, thorough=5))
 def test_every_choice_is_served_whatever_is_planned(seed: int) -> None:
     requests = requests_with_choices(seed, 200)[:4]
     assert_all_served(simulate(chaos(seed), [1000] * 4, requests), requests)

@@ -110,14 +110,18 @@ def with_tiers(snapshot: Snapshot) -> Snapshot:
     return replace(snapshot, instances=(*snapshot.instances, host, attending))
 
 
-@pytest.mark.parametrize("elsewhere", [8, 9])
-def test_requests_with_kv_anywhere_but_on_full_instances_are_left_alone(elsewhere: int) -> None:
+@pytest.mark.parametrize(("elsewhere", "is_left_alone"), [(8, True), (9, False)])
+def test_requests_with_kv_on_a_host_tier_are_left_alone_but_memory_instances_serve(
+    elsewhere: int, is_left_alone: bool
+) -> None:
     segments = (KVSegment("away", range(5), 0), KVSegment("away", range(5, 9), elsewhere))
     away = RequestView("away", 9, 1, 16, 0.0, None, Placement(segments))
     here = decoding("here", 9, (0, 1))
     found = make_planning_view(with_tiers(snapshot_of([99, 99], [away, here])))
     assert dict(found.free).keys() == {0, 1}
-    assert [instance_set.decodes for instance_set in found.instance_sets] == [[here]]
+    decodes = [here] if is_left_alone else [away, here]
+    assert [instance_set.decodes for instance_set in found.instance_sets] == [decodes]
+    assert found.capacity == 99 + 99 + 1000
 
 
 def test_a_batch_may_have_instances_that_are_not_surveyed() -> None:

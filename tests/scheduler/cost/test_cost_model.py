@@ -13,7 +13,7 @@ from loong.core.placement import KVSegment, Placement, striped
 from loong.core.plan import BatchPlan, Transfer
 from loong.core.request import RequestView
 from loong.scheduler.common.striping import batch_of, decode_part, striped_part, whole_part
-from loong.scheduler.cost.cost_model import Coefficients, ServiceLane, WorkCostModel
+from loong.scheduler.cost.cost_model import Coefficients, ServiceLane, WindowReads, WorkCostModel
 
 MODEL = WorkCostModel(Coefficients(exchange=2e-3, weights=5e-3))
 
@@ -292,3 +292,27 @@ def test_a_scaled_model_takes_as_many_times_as_long_for_everything(factor: float
         assert scaled.step_time(work) == pytest.approx(factor * MODEL.step_time(work))
     assert scaled.migration_time(10, 0, 1) == pytest.approx(factor * MODEL.migration_time(10, 0, 1))
     assert prefill_time(scaled, 500, 100, 2) == pytest.approx(factor * prefill_time(MODEL, 500, 100, 2))
+
+
+@pytest.mark.parametrize("group", [(0,), (0, 1)])
+def test_layers_with_a_window_take_no_longer_beyond_it_and_others_as_ever(group: tuple[int, ...]) -> None:
+    def lasts(model: WorkCostModel, num_cached: int, num_new: int) -> float:
+        placement = striped("r", range(num_cached), group)
+        view = RequestView("r", num_cached + num_new, 0, 1, 0.0, None, placement)
+        part = striped_part(view, num_new, ESPGroup(group), Transfer.QUERY)
+        return seconds(batch_of(ESPGroup(group), [part]), view, model=model)
+
+    whole = replace(MODEL, coefficients=Coefficients(key=1e-8, decode_key=1e-7))
+    windows, half = (replace(whole, windows=WindowReads(share, 64)) for share in (1.0, 0.5))
+    for num_new in (1, 40):
+        assert lasts(windows, 100_000, num_new) == pytest.approx(lasts(windows, 1000, num_new))
+        assert lasts(windows, 40, num_new) <= lasts(whole, 40, num_new)
+        each = [lasts(model, 10_000, num_new) for model in (windows, half, whole)]
+        assert each[1] == pytest.approx((each[0] + each[2]) / 2, rel=1e-3)
+
+
+def test_chunks_of_layers_with_a_window_are_linear_in_their_length() -> None:
+    windows = replace(MODEL, windows=WindowReads(1.0, 64))
+    terms, whole = windows.prefill_terms(2), MODEL.prefill_terms(2)
+    assert terms.per_cached_pair == terms.per_new_pair == 0
+    assert terms.per_token == pytest.approx(whole.per_token + 64 * whole.per_cached_pair)

@@ -9,14 +9,20 @@ from loong.core.cost.cuda_graph_limits import NO_GRAPHS
 from loong.core.cost.work import InstanceWork
 from loong.hardware.devices import DEVICES
 from loong.scheduler.cost.roofline import ModelShape, cuda_graph_limits
-from loong.worker.steps import mailbox_exchange, mixed_graph, mixed_inputs, ring_inputs
+from loong.worker.steps import (
+    attended_inputs,
+    mailbox_exchange,
+    mixed_graph,
+    mixed_inputs,
+    ring_inputs,
+)
 
 GRAPH_LIMITS = H200.graph_limits
 
 
 def test_its_limits_fill_the_room_of_workers() -> None:
     assert GRAPH_LIMITS.most_rows == mixed_graph._SIZES[-1] == mixed_inputs.GROUP_STEP_SIZES[-1]
-    assert GRAPH_LIMITS.most_prompts == mixed_inputs.MAX_PROMPT_BLOCKS
+    assert GRAPH_LIMITS.most_prompts == attended_inputs.MAX_PROMPT_BLOCKS
     assert GRAPH_LIMITS.most_kv_rows == ring_inputs.KV_SIZES[-1]
     assert GRAPH_LIMITS.most_kv_room == ring_inputs.MAX_KV_ROOM
 

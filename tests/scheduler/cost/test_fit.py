@@ -6,6 +6,7 @@ from random import Random
 
 import numpy as np
 import pytest
+from examples import seeds
 from profile_samples import profile_samples
 
 from loong.scheduler.cost.cost_model import Coefficients, WorkCostModel
@@ -65,7 +66,7 @@ def typical_error(found: Fit, samples: Sequence[Sample]) -> float:
     return float(np.median(np.abs(relative_errors(found.model, samples))))
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", seeds(1, thorough=4))
 def test_coefficients_are_recovered_from_samples_without_noise(seed: int) -> None:
     truth = another_model(seed)
     found = fit(PRIOR, samples_of(truth, seed))
@@ -87,14 +88,14 @@ def test_what_the_samples_do_not_report_stays_and_is_named() -> None:
         assert getattr(found.model.coefficients, name) == getattr(PRIOR.coefficients, name)
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", seeds(1, thorough=4))
 def test_noise_leaves_an_error_that_is_smaller_than_itself(seed: int) -> None:
     truth, random = another_model(seed), Random(seed)
     noisy = changed(samples_of(truth, seed), lambda: random.lognormvariate(0, 0.1))
     assert typical_error(fit(PRIOR, noisy), samples_of(truth, UNSEEN)) < 0.05
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", seeds(1, thorough=4))
 def test_a_tenth_of_samples_that_stalled_changes_little(seed: int) -> None:
     truth, random = another_model(seed), Random(seed)
     stalled = changed(samples_of(truth, seed), lambda: random.uniform(2, 30) if random.random() < 0.1 else 1)

@@ -108,6 +108,26 @@ def test_kv_fits_beside_the_weights() -> None:
     assert kv_capacity(replace(LLAMA_8B, num_layer_parameters=10**12), H200) == 0
 
 
+def test_kv_in_fp8_takes_about_half_the_memory_and_the_time_to_read() -> None:
+    fp8 = replace(LLAMA_8B, has_fp8_kv=1)
+    assert kv_capacity(fp8, H200) / kv_capacity(LLAMA_8B, H200) == pytest.approx(256 / 132, rel=0.01)
+    wide, narrow = (roofline(shape, H200).coefficients for shape in (LLAMA_8B, fp8))
+    assert narrow.decode_key / wide.decode_key == pytest.approx(132 / 256)
+    assert narrow.pair == wide.pair
+
+
+def test_layers_with_a_window_make_long_decodes_faster() -> None:
+    windows = replace(LLAMA_8B, window=128, num_window_layers=24)
+    short, long = (
+        decode_time(roofline(windows, H200), 8, length) / decode_time(roofline(LLAMA_8B, H200), 8, length)
+        for length in (64, 100_000)
+    )
+    assert short == pytest.approx(1.0)
+    assert long < 0.5
+    assert windows.read_kv_bytes(100) == 100 * windows.kv_bytes
+    assert windows.read_kv_bytes(1e6) == pytest.approx(windows.kv_bytes * (8e6 + 24 * 128) / 32)
+
+
 @pytest.mark.parametrize("tp_size", [3, 16])
 def test_kv_heads_that_cannot_be_cut_are_refused_with_both_numbers(tp_size: int) -> None:
     for owed in (roofline, kv_capacity):

@@ -7,7 +7,8 @@ from math import inf
 
 import pytest
 from drafts import admitted_draft
-from hypothesis import example, given, settings
+from examples import examples
+from hypothesis import example, given
 from hypothesis import strategies as st
 from machines import CPU, H200
 from plans import decode
@@ -320,7 +321,7 @@ def tight_runs(draw: st.DrawFn) -> tuple[list[int], list[Request]]:
     return capacities, sorted(requests, key=lambda r: r.arrival_time)
 
 
-@settings(max_examples=20)
+@examples(5, thorough=80)
 @given(tight_runs(), st.sampled_from([1, 4, 16]), st.sampled_from([0.01, 1.0, inf]))
 def test_who_was_admitted_is_never_preempted(
     tight: tuple[list[int], list[Request]], lease_steps: int, target_ttft: float

@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 
 import pytest
 from drafts import admitted_draft
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from machines import CPU, DEAR, H200
 from snapshots import begun, decoding, snapshot_of, waiting
@@ -105,7 +106,7 @@ configs = st.builds(
 )
 
 
-@settings(max_examples=150)
+@examples(30, thorough=600)
 @given(groups(), st.sampled_from(list(MODELS.values())), configs, st.data())
 def test_whatever_a_group_runs_keeps_the_rules_and_holds_up_no_decode_alone(
     snapshot: Snapshot, cost_model: CostModel, config: PolicyConfig, data: st.DataObject

@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 from drafts import admitted_draft
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from machines import CPU
 from plans import decode
@@ -60,7 +61,7 @@ def after(needs: Sequence[Need], taken: dict[str, int]) -> list[Need]:
     ]
 
 
-@settings(max_examples=200)
+@examples(40, thorough=800)
 @given(claims_of_few, st.integers(0, 20), st.data())
 def test_after_whatever_was_lent_all_can_still_end(
     needs: list[Need], num_free: int, data: st.DataObject

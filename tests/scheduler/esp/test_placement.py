@@ -1,8 +1,11 @@
 """KV of computed prompts moves to the instance that decodes where that costs less than serving it."""
 
 from dataclasses import replace
+from random import Random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from machines import H200, H200_CAPACITY
 from simulation import simulate, timed_request
 from snapshots import decoding, snapshot_of, waiting
@@ -67,3 +70,18 @@ def test_all_tokens_come_and_no_request_is_preempted(name: str) -> None:
     assert [len(run.tokens[r.request_id]) for r in requests] == [100 + n for n in range(15)]
     assert run.stats.num_preemptions == 0
     assert (run.stats.num_migrated_tokens > 0) == (name == "esp")
+
+
+@pytest.mark.parametrize("name", ["esp", "esp-no-spread", "esp-no-guests"])
+@given(seed=st.integers(0, 2**32))
+def test_moves_after_which_decodes_need_more_instances_keep_the_rules(name: str, seed: int) -> None:
+    random = Random(seed)
+    decodes = [
+        replace(
+            decoding(f"r{n}", random.randint(1_000, 400_000), SOURCES, max_tokens=random.randint(2, 900)),
+            slo=SLO(10.0, random.choice((0.008, 0.01, 0.015))),
+        )
+        for n in range(random.randint(1, 8))
+    ]
+    prompts = [waiting(f"p{n}", random.randint(10, 300_000)) for n in range(random.randint(1, 4))]
+    planned(*decodes, *prompts, name=name)

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from machines import CPU, DEAR, H200
 from snapshots import begun, decoding, waiting
@@ -92,7 +93,7 @@ def filled_steps(draw: st.DrawFn) -> Filled:
     return Filled(step, views, num_added)
 
 
-@settings(max_examples=150)
+@examples(30, thorough=600)
 @given(filled_steps())
 def test_what_a_step_predicts_is_the_time_of_its_batch(filled: Filled) -> None:
     if filled.views:
@@ -101,7 +102,7 @@ def test_what_a_step_predicts_is_the_time_of_its_batch(filled: Filled) -> None:
         assert batch.predicted_time == pytest.approx(expected, rel=1e-12)
 
 
-@settings(max_examples=100)
+@examples(20, thorough=400)
 @given(filled_steps())
 def test_what_is_added_is_computed_once_and_stored_once_where_there_is_room(filled: Filled) -> None:
     assert all(slots >= 0 for slots in filled.step.free.values())
@@ -142,7 +143,7 @@ def test_the_largest_chunk_is_in_time_and_the_next_size_is_late_or_what_is_left_
 
 
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
-@settings(max_examples=75)
+@examples(15, thorough=300)
 @given(data=st.data())
 def test_chunks_fill_the_time_they_are_given_and_no_more(model: CostModel, data: st.DataObject) -> None:
     dop = data.draw(st.integers(1, 8))

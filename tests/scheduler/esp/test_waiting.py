@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from itertools import count
 
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from machines import CPU, H200, H200_CAPACITY
 from policies import POLICY_NAMES
@@ -94,7 +95,7 @@ def crowds(draw: st.DrawFn, name: str) -> tuple[list[int], Crowd]:
 
 
 @pytest.mark.parametrize("name", POLICY_NAMES)
-@settings(max_examples=4)
+@examples(2, thorough=8)
 @given(data=st.data())
 def test_nobody_waits_for_ever_however_many_others_come(name: str, data: st.DataObject) -> None:
     capacities, crowd = data.draw(crowds(name))

@@ -1,46 +1,25 @@
 """Instances that plan alone and lend each other room: `infinite`."""
 
 from dataclasses import replace
+from functools import partial
 
+import lenders
 import pytest
+from lenders import held, leased
 from simulation import Run, simulate, timed_request
-from snapshots import begun, decoding, running, snapshot_of, waiting
+from snapshots import begun, snapshot_of, waiting
 
-from loong.core.check_plan import check_plan
 from loong.core.events import InstanceLost
-from loong.core.placement import KVSegment, Placement
+from loong.core.placement import KVSegment
 from loong.core.plan import IterationPlan, KVMigration
-from loong.core.request import Request, RequestView
-from loong.core.snapshot import RunningBatch, Snapshot
-from loong.scheduler.common.leases import timed_batch
-from loong.scheduler.common.striping import decode_part
+from loong.core.request import Request
+from loong.core.snapshot import Snapshot
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.cost.cost_model import Coefficients, WorkCostModel
-from loong.scheduler.policy import make_policy
 from loong.scheduler.tuning import LENT_BLOCK
 
-COST_MODEL = WorkCostModel()
 SLOW_EXCHANGE = WorkCostModel(Coefficients(exchange=1.0))
-
-
-def plan_of(snapshot: Snapshot, cost_model: WorkCostModel = COST_MODEL) -> IterationPlan:
-    plan = make_policy("infinite", PolicyConfig())(snapshot, cost_model)
-    check_plan(snapshot, plan)
-    return plan
-
-
-def held(request_id: str, *runs: tuple[int, int], max_tokens: int = 60) -> RequestView:
-    """Return a decode with runs of so many tokens on these instances, oldest first."""
-    segments, first = list[KVSegment](), 0
-    for instance_id, num_tokens in runs:
-        segments.append(KVSegment(request_id, range(first, first + num_tokens), instance_id))
-        first += num_tokens
-    return replace(decoding(request_id, first, (0,), max_tokens), placement=Placement(tuple(segments)))
-
-
-def leased(batch_id: int, instance_id: int, *views: RequestView) -> RunningBatch:
-    parts = [decode_part(view, instance_id, 16) for view in views]
-    return running(batch_id, timed_batch((instance_id,), views, parts, COST_MODEL, 16))
+plan_of = partial(lenders.plan_of, "infinite")
 
 
 def moves_of(run: Run) -> list[tuple[Snapshot, KVMigration]]:

@@ -5,7 +5,8 @@ from math import inf
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from numba.core.dispatcher import Dispatcher
 from small_programs import Program, cost_of, least_cost_by_equation, least_cost_of_all, random_program
@@ -38,14 +39,14 @@ def check_solution(program: Program, least: float) -> None:
 
 
 @given(st.randoms(use_true_random=False))
-@settings(max_examples=200)
+@examples(40, thorough=800)
 def test_no_way_to_cut_and_to_place_costs_less(random: Random) -> None:
     program = random_program(random, max_demands=7, max_offers=4)
     check_solution(program, least_cost_of_all(program))
 
 
 @given(st.randoms(use_true_random=False))
-@settings(max_examples=20)
+@examples(5, thorough=80)
 def test_the_quick_search_finds_what_the_whole_equation_does(random: Random) -> None:
     program = random_program(random, max_demands=40, max_offers=5)
     check_solution(program, least_cost_by_equation(program))
@@ -62,7 +63,7 @@ def uncompiled() -> Iterator[None]:
 
 
 @given(st.randoms(use_true_random=False))
-@settings(max_examples=30)
+@examples(6, thorough=120)
 def test_machine_code_finds_what_its_source_does(random: Random) -> None:
     asked = random_program(random, max_demands=9, max_offers=4)
     compiled = solve(*asked)

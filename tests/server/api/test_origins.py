@@ -4,7 +4,7 @@ from socket import gethostname
 
 import httpx
 import pytest
-from listening import ANY_ADDRESS
+from listening import ANY_ADDRESS, BESIDE_ITS_ENGINE
 from raw_http import raw_connection
 from scripted_engine import ScriptedEngine, Serving
 
@@ -55,6 +55,7 @@ def assert_refused(response: httpx.Response, code: str, named: str) -> None:
     assert named in error["message"]
 
 
+@BESIDE_ITS_ENGINE
 @pytest.mark.parametrize("path", BODIES)
 async def test_a_body_that_is_not_said_to_be_json_is_refused(serving: Serving, path: str) -> None:
     engine = ScriptedEngine()
@@ -68,6 +69,7 @@ async def test_a_body_that_is_not_said_to_be_json_is_refused(serving: Serving, p
     assert not engine.requests
 
 
+@BESIDE_ITS_ENGINE
 @pytest.mark.parametrize(
     "media_type",
     ["application/json; charset=utf-8", "Application/JSON;charset=latin-1", "application/vnd.api+json; a=b"],
@@ -88,6 +90,7 @@ async def test_a_page_of_a_foreign_origin_is_refused_everywhere(serving: Serving
     assert not engine.requests
 
 
+@BESIDE_ITS_ENGINE
 @pytest.mark.parametrize("site", ["cross-site", "same-site"])
 async def test_a_page_that_loads_an_address_as_an_image_is_refused(serving: Serving, site: str) -> None:
     async with serving(ScriptedEngine()) as url:
@@ -97,6 +100,7 @@ async def test_a_page_that_loads_an_address_as_an_image_is_refused(serving: Serv
         assert followed.status_code == 200
 
 
+@BESIDE_ITS_ENGINE
 async def test_the_servers_own_pages_and_clients_that_are_no_pages_pass(serving: Serving) -> None:
     async with serving(ScriptedEngine()) as url:
         host = url.replace("http://127.0.0.1", "localhost")
@@ -152,6 +156,7 @@ async def test_an_allowed_page_reads_streams(serving: Serving) -> None:
     assert response.headers["Access-Control-Allow-Origin"] == PAGE
 
 
+@BESIDE_ITS_ENGINE
 async def test_a_star_allows_pages_of_any_origin_and_host(serving: Serving) -> None:
     async with serving(ScriptedEngine(), allowed_origins=("*",)) as url:
         for headers in ({"Origin": PAGE}, {"Origin": "null"}, {"Host": "page.example"}, {}):
@@ -160,6 +165,7 @@ async def test_a_star_allows_pages_of_any_origin_and_host(serving: Serving) -> N
             assert response.headers["Access-Control-Allow-Origin"] == "*"
 
 
+@BESIDE_ITS_ENGINE
 @pytest.mark.parametrize(
     "host",
     [
@@ -185,6 +191,7 @@ async def test_a_foreign_name_of_a_server_of_this_machine_alone_is_refused(
     assert not engine.requests
 
 
+@BESIDE_ITS_ENGINE
 @pytest.mark.parametrize(
     "host", ["localhost", "LOCALHOST:80", "127.0.0.1:1", "127.9.9.9", "[::1]", "[::1]:8000"]
 )
@@ -193,6 +200,7 @@ async def test_this_machines_own_names_pass(serving: Serving, host: str) -> None
         assert (await ask(url, Host=host)).status_code == 200
 
 
+@BESIDE_ITS_ENGINE
 @pytest.mark.parametrize(
     "host", ["page.example", "page.example:80", "127.0.0.1.page.example", "localhost.", "ai.", "", "\xff"]
 )
@@ -207,6 +215,7 @@ async def test_a_foreign_name_of_a_server_for_others_without_a_key_is_refused(
     assert not engine.requests
 
 
+@BESIDE_ITS_ENGINE
 @pytest.mark.parametrize(
     "host", ["localhost:80", "192.168.0.1", "10.0.0.1:8000", "[::2]:80", "gpu-7:8000", "0.0.0.0", None]
 )
@@ -217,11 +226,13 @@ async def test_addresses_and_names_of_local_hosts_pass_on_a_server_for_others(
         assert (await ask(url, Host=gethostname() if host is None else host)).status_code == 200
 
 
+@BESIDE_ITS_ENGINE
 async def test_a_server_for_others_with_a_key_passes_any_host(serving: Serving) -> None:
     async with serving(ScriptedEngine(), host=ANY_ADDRESS, api_keys=("k",)) as url:
         assert (await ask(url, Host="page.example", Authorization="Bearer k")).status_code == 200
 
 
+@BESIDE_ITS_ENGINE
 @pytest.mark.parametrize(
     "settings",
     [{"api_keys": ("k",)}, {"host": "Page.example"}, {"allowed_origins": (PAGE,)}],

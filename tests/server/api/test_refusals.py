@@ -3,6 +3,7 @@ import asyncio
 import httpx
 import pytest
 from http_answers import JSON_TYPE, error_of, post
+from listening import BESIDE_ITS_ENGINE
 from raw_http import request_head
 from scripted_engine import ScriptedEngine, Serving
 
@@ -14,6 +15,7 @@ CHAT = "/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "hi"}]
 
 
+@BESIDE_ITS_ENGINE
 @pytest.mark.parametrize(
     ("field", "value"),
     [
@@ -101,6 +103,7 @@ async def test_what_cannot_be_served_is_refused_by_name(serving: Serving, field:
     assert not engine.requests
 
 
+@BESIDE_ITS_ENGINE
 @pytest.mark.parametrize(
     ("field", "value"),
     [
@@ -125,6 +128,7 @@ async def test_chats_that_cannot_be_served_are_refused_by_name(
     assert field in error["message"]
 
 
+@BESIDE_ITS_ENGINE
 @pytest.mark.parametrize(
     ("path", "name", "meant"),
     [
@@ -145,6 +149,7 @@ async def test_a_field_that_is_nearly_another_is_reported_which(
     assert error["message"] == expected
 
 
+@BESIDE_ITS_ENGINE
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
@@ -184,6 +189,7 @@ async def test_a_refusal_says_in_plain_words_what_is_wrong(
     assert not any(words in error["message"] for words in ("Value error", "did you mean", " should "))
 
 
+@BESIDE_ITS_ENGINE
 @pytest.mark.parametrize(
     ("path", "body", "message"),
     [
@@ -211,6 +217,7 @@ async def test_a_field_of_a_field_that_is_nearly_another_is_reported_which(
         assert (await error_of(url, path, 400, **body))["message"] == message
 
 
+@BESIDE_ITS_ENGINE
 async def test_a_long_name_is_cut_where_it_is_refused(serving: Serving) -> None:
     async with serving(ScriptedEngine()) as url:
         error = await error_of(url, PATH, 400, prompt="a", **{"n" * 10_000: 1})
@@ -228,6 +235,7 @@ async def test_several_prompts_wait_together_or_not_at_all(serving: Serving) -> 
         assert (await post(url, PATH, prompt="a")).status_code == 200
 
 
+@BESIDE_ITS_ENGINE
 async def test_a_missing_prompt_is_named(serving: Serving) -> None:
     async with serving(ScriptedEngine()) as url:
         assert (await error_of(url, PATH, 400))["param"] == "prompt"
@@ -236,6 +244,7 @@ async def test_a_missing_prompt_is_named(serving: Serving) -> None:
     assert error["message"] == "messages.0.content is missing"
 
 
+@BESIDE_ITS_ENGINE
 @pytest.mark.parametrize(
     ("path", "body", "hint"),
     [
@@ -257,6 +266,7 @@ async def test_a_body_of_another_endpoint_is_pointed_there(
     assert error["message"] == f"{error['param']} is missing{hint}"
 
 
+@BESIDE_ITS_ENGINE
 @pytest.mark.parametrize(
     ("field", "value"),
     [
@@ -284,6 +294,7 @@ async def test_fields_that_ask_for_nothing_are_taken(serving: Serving, field: st
         assert (await post(url, PATH, **{"prompt": "a", field: value})).status_code == 200
 
 
+@BESIDE_ITS_ENGINE
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b'"x"', b'{"prompt": NaN}', b"\xff", b"[" * 100_000])
 async def test_a_body_that_is_no_json_object_is_refused(serving: Serving, body: bytes) -> None:
     async with serving(ScriptedEngine()) as url, httpx.AsyncClient(timeout=30) as client:
@@ -292,6 +303,7 @@ async def test_a_body_that_is_no_json_object_is_refused(serving: Serving, body: 
     assert "JSON" in response.json()["error"]["message"]
 
 
+@BESIDE_ITS_ENGINE
 async def test_an_unknown_model_is_not_found(serving: Serving) -> None:
     async with serving(ScriptedEngine()) as url, httpx.AsyncClient(timeout=30) as client:
         for path, body in ((PATH, {"prompt": "a"}), (CHAT, {"messages": MESSAGES})):
@@ -301,12 +313,14 @@ async def test_an_unknown_model_is_not_found(serving: Serving) -> None:
         assert (await client.get(f"{url}/v1/models/gpt-9")).json()["error"]["code"] == "model_not_found"
 
 
+@BESIDE_ITS_ENGINE
 async def test_a_best_of_that_is_n_asks_for_nothing(serving: Serving) -> None:
     async with serving(ScriptedEngine()) as url:
         answer = (await post(url, PATH, prompt="a", n=2, best_of=2)).json()
     assert len(answer["choices"]) == 2
 
 
+@BESIDE_ITS_ENGINE
 async def test_unknown_paths_and_methods_are_reported_alike(serving: Serving) -> None:
     async with serving(ScriptedEngine()) as url, httpx.AsyncClient(timeout=30) as client:
         missing = await client.get(f"{url}/nothing")
@@ -348,6 +362,7 @@ async def test_a_cluster_smaller_than_the_model_bounds_requests_too(serving: Ser
     assert chat["total_tokens"] == 100
 
 
+@BESIDE_ITS_ENGINE
 @pytest.mark.parametrize(
     ("path", "fields", "param"),
     [
@@ -375,6 +390,7 @@ async def test_the_default_length_gives_way_to_the_models(serving: Serving) -> N
     assert usage["completion_tokens"] == 8
 
 
+@BESIDE_ITS_ENGINE
 async def test_a_million_token_ids_fit_and_more_bytes_are_too_many(serving: Serving) -> None:
     engine = ScriptedEngine(limits=EngineLimits(2**21, 2**21, 200_000))
     async with serving(engine) as url:
@@ -471,6 +487,7 @@ async def test_several_keys_are_distinguished_and_each_is_bounded(serving: Servi
     assert [request.user for request in engine.requests] == ["key 0", "key 1", "key 0"]
 
 
+@BESIDE_ITS_ENGINE
 async def test_a_body_that_does_not_come_is_given_up(serving: Serving) -> None:
     async with serving(ScriptedEngine(), body_timeout=0.05) as url:
         host, port = url.removeprefix("http://").split(":")

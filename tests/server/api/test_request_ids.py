@@ -6,6 +6,7 @@ from typing import Any
 import httpx
 import pytest
 from http_answers import events_of
+from listening import BESIDE_ITS_ENGINE
 from scripted_engine import ScriptedEngine, Serving
 
 PATH = "/v1/completions"
@@ -53,6 +54,7 @@ async def test_every_answer_has_an_id_of_its_own_or_its_clients(serving: Serving
     assert len(ids) == len(ANSWERS)
 
 
+@BESIDE_ITS_ENGINE
 async def test_a_refusal_for_want_of_a_key_has_an_id_too(serving: Serving) -> None:
     async with serving(ScriptedEngine(), api_keys=("key",)) as url:
         refused = await ask(url, "GET", "/v1/models", given=b"mine")
@@ -68,6 +70,7 @@ async def test_a_completion_is_called_by_its_own_id(serving: Serving, path: str)
     assert {event["id"] for event in events_of(stream)} == {stream.headers["X-Request-Id"]}
 
 
+@BESIDE_ITS_ENGINE
 @pytest.mark.parametrize("given", [b"", b"a" * 129, b"\xc3\xa9", b"a\tb"])
 async def test_an_id_that_a_header_or_a_log_cannot_hold_is_not_reported_back(
     serving: Serving, given: bytes

@@ -9,6 +9,7 @@ import httpx
 import promql_parser as ast
 import pytest
 from http_answers import post
+from listening import BESIDE_ITS_ENGINE
 from prometheus_client.parser import text_string_to_metric_families
 from promql import Scrapes
 from scripted_engine import ScriptedEngine, Serving
@@ -37,6 +38,7 @@ def only(values: dict[frozenset[tuple[str, str]], float]) -> float:
     return value
 
 
+@BESIDE_ITS_ENGINE
 async def test_rates_and_increases_are_of_what_was_asked(serving: Serving) -> None:
     reported = await scrapes(serving)
     of_model = '{model_name="tiny"}'
@@ -50,6 +52,7 @@ async def test_rates_and_increases_are_of_what_was_asked(serving: Serving) -> No
     assert lengths[frozenset({("le", "5.0")})] == 3
 
 
+@BESIDE_ITS_ENGINE
 @pytest.mark.parametrize("name", HISTOGRAMS)
 async def test_quantiles_and_means_are_within_what_happened(serving: Serving, name: str) -> None:
     reported = await scrapes(serving)
@@ -68,6 +71,7 @@ async def test_quantiles_and_means_are_within_what_happened(serving: Serving, na
     assert all(math.isfinite(value) for value in quantiles)
 
 
+@BESIDE_ITS_ENGINE
 async def test_another_models_series_are_not_reported(serving: Serving) -> None:
     reported = await scrapes(serving)
     for query in (

@@ -9,6 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 from http_answers import post
+from listening import BESIDE_ITS_ENGINE
 from prometheus_client import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
@@ -212,6 +213,7 @@ async def test_hits_of_the_prefix_cache_are_counted_by_place(serving: Serving) -
     assert values["loong:cached_tokens_total", "device", "2"] == 25
 
 
+@BESIDE_ITS_ENGINE
 async def test_the_exposition_keeps_the_rules_of_prometheus(serving: Serving) -> None:
     """As promtool has them, but for colons, which are vLLM's."""
     found = await families(serving)
@@ -232,6 +234,7 @@ async def test_the_exposition_keeps_the_rules_of_prometheus(serving: Serving) ->
             assert all(sample.name.endswith(("_total", "_created")) for sample in family.samples)
 
 
+@BESIDE_ITS_ENGINE
 @pytest.mark.parametrize("accept", ["application/openmetrics-text; version=1.0.0", "text/plain", ""])
 async def test_who_asks_for_openmetrics_gets_it(serving: Serving, accept: str) -> None:
     async with busy_server(serving) as url:
@@ -245,6 +248,7 @@ async def test_who_asks_for_openmetrics_gets_it(serving: Serving, accept: str) -
     assert {"vllm:prompt_tokens", "loong:esp_group_size", "loong:scheduler_seconds"} <= parsed
 
 
+@BESIDE_ITS_ENGINE
 async def test_every_series_is_explained(serving: Serving) -> None:
     explained = (Path(__file__).parents[3] / "docs" / "observability.md").read_text()
     for family in await families(serving):

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 from http_answers import events_of, post
-from listening import serving_with
+from listening import BESIDE_ITS_ENGINE, serving_with
 from scripted_engine import ScriptedEngine, Serving
 from sentence_piece import Kind, sentence_piece
 
@@ -51,6 +51,7 @@ async def texts(url: str, **body: object) -> list[str]:
     return [choice["text"] for choice in whole]
 
 
+@BESIDE_ITS_ENGINE
 async def test_the_prompt_and_the_answer_are_the_text_of_all_tokens(
     serving: Serving, tokenizer: Tokenizer
 ) -> None:
@@ -64,6 +65,7 @@ async def test_the_prompt_and_the_answer_are_the_text_of_all_tokens(
             assert await texts(url, prompt=[prompt, prompt], n=2) == [" the é the  "] * 4
 
 
+@BESIDE_ITS_ENGINE
 async def test_the_text_of_a_cut_prompt_goes_on_as_well(serving: Serving) -> None:
     async with serving(saying("▁the", "▁the")) as url:
         body = {"prompt": PROMPT, "truncate_prompt_tokens": 1}
@@ -71,6 +73,7 @@ async def test_the_text_of_a_cut_prompt_goes_on_as_well(serving: Serving) -> Non
         assert await texts(url, **body, echo=True) == ["is the the"]
 
 
+@BESIDE_ITS_ENGINE
 async def test_a_prompt_without_text_leaves_the_first_blank_out(
     serving: Serving, tokenizer: Tokenizer
 ) -> None:
@@ -79,6 +82,7 @@ async def test_a_prompt_without_text_leaves_the_first_blank_out(
         assert await texts(url, prompt="<s>", skip_special_tokens=False) == [" the the"]
 
 
+@BESIDE_ITS_ENGINE
 async def test_stop_strings_begin_with_the_first_blank(serving: Serving, tokenizer: Tokenizer) -> None:
     async with serving(saying("▁the", "▁cat", "▁the")) as url:
         assert await texts(url, prompt=PROMPT, stop=" the") == [""]
@@ -86,6 +90,7 @@ async def test_stop_strings_begin_with_the_first_blank(serving: Serving, tokeniz
         assert await texts(url, prompt=PROMPT, stop="e c", echo=True) == [f"{PROMPT} th"]
 
 
+@BESIDE_ITS_ENGINE
 async def test_log_probabilities_name_tokens_with_their_blanks(
     serving: Serving, tokenizer: Tokenizer
 ) -> None:

@@ -7,6 +7,7 @@ from chat_texts import chat_text
 from http_answers import error_of, events_of, post
 from hypothesis import given
 from hypothesis import strategies as st
+from listening import BESIDE_ITS_ENGINE
 from openai import AsyncOpenAI
 from scripted_engine import ScriptedEngine, Serving, say
 from tokenizers import Tokenizer as Backend
@@ -28,6 +29,7 @@ PROMPT = "<|bos|><|system|>be nice<|end|><|user|>hi<|end|><|assistant|>"
 TEXT = "日本 and é, 👍🏽 ok"
 
 
+@BESIDE_ITS_ENGINE
 async def test_messages_go_through_the_models_template(serving: Serving, tokenizer: Tokenizer) -> None:
     engine = ScriptedEngine(say(TEXT))
     async with serving(engine) as url:
@@ -40,6 +42,7 @@ async def test_messages_go_through_the_models_template(serving: Serving, tokeniz
     assert answer["choices"][0]["message"] == {"role": "assistant", "content": TEXT}
 
 
+@BESIDE_ITS_ENGINE
 async def test_a_chat_may_fill_the_context(serving: Serving) -> None:
     engine = ScriptedEngine()
     async with serving(engine) as url:
@@ -48,6 +51,7 @@ async def test_a_chat_may_fill_the_context(serving: Serving) -> None:
     assert request.sampling_params.max_tokens == 2048 - len(request.prompt_token_ids)
 
 
+@BESIDE_ITS_ENGINE
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
 async def test_both_names_of_the_longest_answer_are_known(serving: Serving, name: str) -> None:
     engine = ScriptedEngine()
@@ -56,6 +60,7 @@ async def test_both_names_of_the_longest_answer_are_known(serving: Serving, name
     assert engine.requests[0].sampling_params.max_tokens == 3
 
 
+@BESIDE_ITS_ENGINE
 async def test_text_parts_are_one_text(serving: Serving, tokenizer: Tokenizer) -> None:
     engine = ScriptedEngine()
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
@@ -65,6 +70,7 @@ async def test_text_parts_are_one_text(serving: Serving, tokenizer: Tokenizer) -
     assert text == "<|bos|><|user|>a\nb<|end|>"
 
 
+@BESIDE_ITS_ENGINE
 @pytest.mark.parametrize(
     "text",
     [
@@ -93,6 +99,7 @@ async def test_special_tokens_in_messages_are_plain_text(
     assert tokenized == [*expected]
 
 
+@BESIDE_ITS_ENGINE
 async def test_an_answer_may_be_sent_back_with_all_that_it_might_have(serving: Serving) -> None:
     engine = ScriptedEngine(say("a"))
     async with (
@@ -125,6 +132,7 @@ HISTORIES = [  # turns of an assistant as servers answer them, and what a templa
 ]
 
 
+@BESIDE_ITS_ENGINE
 @pytest.mark.parametrize(("turn", "content"), HISTORIES)
 async def test_a_turn_that_another_server_answered_is_taken(
     serving: Serving, turn: dict[str, object], content: str
@@ -140,6 +148,7 @@ async def test_a_turn_that_another_server_answered_is_taken(
     assert taken.prompt_token_ids == expected.prompt_token_ids
 
 
+@BESIDE_ITS_ENGINE
 @pytest.mark.parametrize(
     ("name", "value"),
     [
@@ -173,6 +182,7 @@ def test_a_template_sees_no_key_that_is_not_known(unknown: dict[str, int]) -> No
     assert json.loads(written) == [known]
 
 
+@BESIDE_ITS_ENGINE
 async def test_each_unknown_key_of_messages_is_logged_once_and_only_so_many(
     serving: Serving, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -216,6 +226,7 @@ async def test_a_stream_reports_the_role_and_then_the_same_text(serving: Serving
     assert (choices[-1]["finish_reason"], choices[-1]["stop_reason"]) == ("stop", "ok")
 
 
+@BESIDE_ITS_ENGINE
 async def test_logprobs_report_the_bytes_of_each_token(serving: Serving) -> None:
     async with serving(ScriptedEngine(say("é"))) as url:
         answer = (await post(url, PATH, messages=MESSAGES, logprobs=True, top_logprobs=1)).json()
@@ -225,6 +236,7 @@ async def test_logprobs_report_the_bytes_of_each_token(serving: Serving) -> None
     assert bytes(first["bytes"] + second["bytes"]).decode() == "é"
 
 
+@BESIDE_ITS_ENGINE
 async def test_logprobs_without_alternatives_are_reported_when_asked(serving: Serving) -> None:
     async with serving(ScriptedEngine(say("a"))) as url:
         reported = (await post(url, PATH, messages=MESSAGES, logprobs=True)).json()["choices"][0]["logprobs"]
@@ -233,6 +245,7 @@ async def test_logprobs_without_alternatives_are_reported_when_asked(serving: Se
     assert unreported is None
 
 
+@BESIDE_ITS_ENGINE
 async def test_the_official_client_chats(serving: Serving) -> None:
     async with (
         serving(ScriptedEngine(say(TEXT))) as url,

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 from http_answers import NOTHING_CACHED, error_of, events_of, get_json, post
-from listening import serving_with
+from listening import BESIDE_ITS_ENGINE, serving_with
 from openai import AsyncOpenAI, OpenAI
 from scripted_engine import ScriptedEngine, Serving, say
 from tokenizers import Tokenizer as Backend
@@ -18,6 +18,7 @@ PATH = "/v1/completions"
 TEXT = "日本 and é, 👍🏽 ok"
 
 
+@BESIDE_ITS_ENGINE
 async def test_a_text_prompt_begins_with_the_models_own_token(serving: Serving) -> None:
     engine = ScriptedEngine()
     async with serving(engine) as url:
@@ -36,6 +37,7 @@ async def test_a_text_prompt_begins_with_the_models_own_token(serving: Serving) 
     }
 
 
+@BESIDE_ITS_ENGINE
 @pytest.mark.parametrize("prompt", [[97, 98], [[97, 98]]])
 async def test_token_ids_are_taken_as_they_are(serving: Serving, prompt: object) -> None:
     engine = ScriptedEngine()
@@ -45,6 +47,7 @@ async def test_token_ids_are_taken_as_they_are(serving: Serving, prompt: object)
     assert engine.requests[0].sampling_params.max_tokens == 16
 
 
+@BESIDE_ITS_ENGINE
 async def test_a_list_of_one_text_is_that_text(serving: Serving) -> None:
     engine = ScriptedEngine()
     async with serving(engine) as url:
@@ -76,6 +79,7 @@ async def test_several_prompts_have_a_choice_each(serving: Serving, prompt: obje
         assert [part["finish_reason"] for part in reported] == [None] * 3 + ["length"]
 
 
+@BESIDE_ITS_ENGINE
 async def test_the_counts_of_a_stream_are_of_all_choices(serving: Serving) -> None:
     body = {"prompt": ["ab", "c"], "stream": True, "stream_options": {"include_usage": True}}
     async with serving(ScriptedEngine()) as url:
@@ -88,6 +92,7 @@ async def test_the_counts_of_a_stream_are_of_all_choices(serving: Serving) -> No
     }
 
 
+@BESIDE_ITS_ENGINE
 async def test_a_prompt_of_several_that_does_not_fit_is_named(serving: Serving) -> None:
     engine = ScriptedEngine()
     async with serving(engine) as url:
@@ -106,6 +111,7 @@ async def test_one_choice_that_fails_fails_the_answer_and_ends_the_others(servin
     assert error["message"] == "instance 3 is lost"
 
 
+@BESIDE_ITS_ENGINE
 @pytest.mark.parametrize("prompt", ["né", [[*"né".encode()]]])
 async def test_an_echo_is_the_prompt_before_the_answer(serving: Serving, prompt: object) -> None:
     body = {"prompt": prompt, "echo": True, "stop": "é", "max_tokens": 20}
@@ -116,6 +122,7 @@ async def test_an_echo_is_the_prompt_before_the_answer(serving: Serving, prompt:
     assert "".join(event["choices"][0]["text"] for event in events) == "néan "
 
 
+@BESIDE_ITS_ENGINE
 @pytest.mark.parametrize("token_id", [-1, 264, 2**70])
 async def test_ids_that_the_model_lacks_are_not_echoed(serving: Serving, token_id: int) -> None:
     async with serving(ScriptedEngine()) as url:
@@ -160,6 +167,7 @@ async def test_every_parameter_reaches_the_engine(serving: Serving) -> None:
     assert engine.requests[0].priority == -3
 
 
+@BESIDE_ITS_ENGINE
 async def test_ignoring_the_end_of_sequence_keeps_the_clients_stop_tokens(serving: Serving) -> None:
     engine = ScriptedEngine()
     async with serving(engine) as url:
@@ -167,6 +175,7 @@ async def test_ignoring_the_end_of_sequence_keeps_the_clients_stop_tokens(servin
     assert engine.requests[0].sampling_params.stop_token_ids == (5,)
 
 
+@BESIDE_ITS_ENGINE
 @pytest.mark.parametrize("top_k", [-1, 0])
 async def test_no_top_k_is_written_as_0_or_minus_1(serving: Serving, top_k: int) -> None:
     engine = ScriptedEngine()
@@ -186,6 +195,7 @@ async def test_requests_without_a_seed_draw_their_own(serving: Serving) -> None:
     assert seeds[-1] == 2**63 - 1
 
 
+@BESIDE_ITS_ENGINE
 @pytest.mark.parametrize("stop", [None, "and", ["👍", "zzz"], "nd é"])
 async def test_the_streamed_text_is_the_whole_text(serving: Serving, stop: object) -> None:
     body = {"prompt": "x", "max_tokens": 100, "stop": stop, "return_token_ids": True, "logprobs": 1}
@@ -203,6 +213,7 @@ async def test_the_streamed_text_is_the_whole_text(serving: Serving, stop: objec
     assert all(choice["finish_reason"] is None for choice in choices[:-1])
 
 
+@BESIDE_ITS_ENGINE
 async def test_a_stop_string_cuts_the_text_and_ends_the_request(serving: Serving) -> None:
     engine = ScriptedEngine(say("one STOP two"))
     async with serving(engine) as url:
@@ -213,6 +224,7 @@ async def test_a_stop_string_cuts_the_text_and_ends_the_request(serving: Serving
     assert engine.closed.is_set()
 
 
+@BESIDE_ITS_ENGINE
 @pytest.mark.parametrize(
     ("more", "text", "reason"),
     [
@@ -235,6 +247,7 @@ async def test_what_stops_an_answer_may_stay_in_its_text(
     assert "".join(event["choices"][0]["text"] for event in events) == text
 
 
+@BESIDE_ITS_ENGINE
 async def test_log_probabilities_may_name_tokens_by_their_ids(serving: Serving) -> None:
     body = {"max_tokens": 1, "return_tokens_as_token_ids": True}
     async with serving(ScriptedEngine(say("a"))) as url:
@@ -250,6 +263,7 @@ async def test_log_probabilities_may_name_tokens_by_their_ids(serving: Serving) 
     assert [top["token"] for top in token["top_logprobs"]] == ["token_id:97", "token_id:96"]
 
 
+@BESIDE_ITS_ENGINE
 async def test_whole_numbers_are_integers(serving: Serving) -> None:
     engine = ScriptedEngine()
     asked = {"max_tokens": 2.0, "seed": -5.0, "top_k": 3.0, "n": 1.0, "logprobs": 0.0, "min_tokens": 1.0}
@@ -267,6 +281,7 @@ async def test_whole_numbers_are_integers(serving: Serving) -> None:
     assert [request.sampling_params.max_tokens for request in engine.requests] == [2, 3, 4]
 
 
+@BESIDE_ITS_ENGINE
 @pytest.mark.parametrize(
     ("path", "body"),
     [
@@ -294,6 +309,7 @@ async def test_an_answer_that_no_token_can_continue_names_the_field(serving: Ser
     assert error["param"] == field
 
 
+@BESIDE_ITS_ENGINE
 async def test_no_stop_string_ends_what_must_be_longer(serving: Serving) -> None:
     body = {"prompt": "x", "max_tokens": 100, "min_tokens": 4, "stop": "o"}
     async with serving(ScriptedEngine(say("foo and foo"))) as url:
@@ -301,6 +317,7 @@ async def test_no_stop_string_ends_what_must_be_longer(serving: Serving) -> None
     assert choice["text"] == "foo and f"
 
 
+@BESIDE_ITS_ENGINE
 @pytest.mark.parametrize(
     ("min_tokens", "stop", "text", "reason"),
     [
@@ -327,12 +344,14 @@ async def test_a_stop_string_may_begin_before_the_answer_may_end(
     assert events[-1]["choices"][0]["stop_reason"] == reason
 
 
+@BESIDE_ITS_ENGINE
 async def test_a_beginning_of_a_stop_string_at_the_end_is_reported(serving: Serving) -> None:
     async with serving(ScriptedEngine(say("one ST"))) as url:
         choice = (await post(url, PATH, prompt="x", max_tokens=100, stop="STOP")).json()["choices"][0]
     assert (choice["text"], choice["finish_reason"]) == ("one ST", "length")
 
 
+@BESIDE_ITS_ENGINE
 @pytest.mark.parametrize(("token_id", "stop_reason"), [(257, None), (ord("!"), ord("!"))])
 async def test_a_token_that_stops_is_not_part_of_the_text(
     serving: Serving, token_id: int, stop_reason: int | None
@@ -346,6 +365,7 @@ async def test_a_token_that_stops_is_not_part_of_the_text(
     assert choice["token_ids"] == [*b"hi", token_id]
 
 
+@BESIDE_ITS_ENGINE
 async def test_special_tokens_are_shown_if_asked(serving: Serving) -> None:
     engine = ScriptedEngine(lambda request: [97, 258, 98])
     async with serving(engine) as url:
@@ -369,6 +389,7 @@ async def test_logprobs_name_tokens_and_where_they_begin(serving: Serving) -> No
     }
 
 
+@BESIDE_ITS_ENGINE
 @pytest.mark.parametrize(
     ("top", "expected"),
     [
@@ -411,6 +432,7 @@ async def test_an_engine_that_gives_a_request_up_says_so(serving: Serving) -> No
     assert (choice["text"], choice["finish_reason"]) == ("ab", "abort")
 
 
+@BESIDE_ITS_ENGINE
 @pytest.mark.parametrize(
     ("options", "usages"),
     [
@@ -446,6 +468,7 @@ async def test_the_official_client_streams(serving: Serving) -> None:
     assert models.data[0].model_dump()["max_model_len"] == 2048
 
 
+@BESIDE_ITS_ENGINE
 async def test_the_official_client_works_without_asyncio(serving: Serving) -> None:
     def complete(url: str) -> str:
         with OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
@@ -455,6 +478,7 @@ async def test_the_official_client_works_without_asyncio(serving: Serving) -> No
         assert await asyncio.to_thread(complete, url) == TEXT
 
 
+@BESIDE_ITS_ENGINE
 async def test_a_text_of_any_length_is_encoded_alike(serving: Serving) -> None:
     engine = ScriptedEngine(limits=EngineLimits(2**20, 2**20, 264))
     text = "é" * 9000

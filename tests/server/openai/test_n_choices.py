@@ -6,6 +6,7 @@ from typing import Any
 import httpx
 import pytest
 from http_answers import NOTHING_CACHED, error_of, events_of, get_json, post
+from listening import BESIDE_ITS_ENGINE
 from openai import AsyncOpenAI
 from scripted_engine import ScriptedEngine, Serving
 
@@ -136,6 +137,7 @@ async def test_the_official_client_gets_every_choice(serving: Serving) -> None:
     assert [choice.message.content for choice in answer.choices] == [text[:-1] for text in TEXTS]
 
 
+@BESIDE_ITS_ENGINE
 async def test_choices_need_room_for_all_of_them(serving: Serving) -> None:
     limits = EngineLimits(max_model_len=2048, max_request_kv=100, vocab_size=264)
     asked = ScriptedEngine(limits=limits)
@@ -149,6 +151,7 @@ async def test_choices_need_room_for_all_of_them(serving: Serving) -> None:
     assert "room for one more for each of 8 choices" in full["message"]
 
 
+@BESIDE_ITS_ENGINE
 @pytest.mark.parametrize("n", [0, 17, -1])
 async def test_more_choices_than_there_may_be_are_refused_with_the_limit(serving: Serving, n: int) -> None:
     async with serving(ScriptedEngine()) as url:

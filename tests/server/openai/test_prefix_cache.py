@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 from http_answers import error_of, events_of, post
+from listening import BESIDE_ITS_ENGINE
 from scripted_engine import ScriptedEngine, Serving
 
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -80,6 +81,7 @@ async def test_requests_share_with_those_of_the_same_salt_which_no_log_shows(
     assert [request.uses_cache for request in engine.requests] == [True] * 4 + [False]
 
 
+@BESIDE_ITS_ENGINE
 @pytest.mark.parametrize("salt", ["", "a" * 1025, 7, ["a"]])
 async def test_what_is_no_salt_is_refused(salt: object, serving: Serving) -> None:
     async with serving(ScriptedEngine()) as url:

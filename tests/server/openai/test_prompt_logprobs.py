@@ -7,6 +7,7 @@ import pytest
 from http_answers import NOTHING_CACHED, error_of, events_of, post
 from hypothesis import given
 from hypothesis import strategies as st
+from listening import BESIDE_ITS_ENGINE
 from openai import AsyncOpenAI
 from scripted_engine import ScriptedEngine, Serving, say
 
@@ -45,6 +46,7 @@ async def test_an_echo_has_logprobs_of_the_prompt_and_then_of_the_answer(serving
     }
 
 
+@BESIDE_ITS_ENGINE
 @pytest.mark.parametrize("prompt", ["ab", [97, 98], ["ab", "c"], [[97], [98, 99]]])
 @pytest.mark.parametrize("max_tokens", [0, 1, 5])
 async def test_the_events_of_an_echo_make_the_whole_answer(
@@ -65,6 +67,7 @@ async def test_the_events_of_an_echo_make_the_whole_answer(
         assert reported[-1]["finish_reason"] == choice["finish_reason"]
 
 
+@BESIDE_ITS_ENGINE
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
 async def test_no_token_may_be_asked_for_but_what_is_said_of_the_prompt(serving: Serving, name: str) -> None:
     engine = ScriptedEngine(say("zz"))
@@ -90,6 +93,7 @@ async def test_no_token_may_be_asked_for_but_what_is_said_of_the_prompt(serving:
     assert chat["usage"]["completion_tokens"] == 0
 
 
+@BESIDE_ITS_ENGINE
 async def test_a_prompt_as_long_as_the_model_takes_has_room_for_no_answer(serving: Serving) -> None:
     prompt = [97] * 2048
     async with serving(ScriptedEngine()) as url:
@@ -145,6 +149,7 @@ async def test_an_engine_is_asked_for_no_more_than_the_client_asks(
     assert "prompt_logprobs" not in choice
 
 
+@BESIDE_ITS_ENGINE
 @pytest.mark.parametrize(
     ("path", "body", "param"),
     [
@@ -196,6 +201,7 @@ async def test_an_answer_of_too_many_is_refused(
     assert len(engine.requests) == 8
 
 
+@BESIDE_ITS_ENGINE
 async def test_the_official_client_reads_an_echo(serving: Serving) -> None:
     async with (
         serving(ScriptedEngine(say("xy"))) as url,

@@ -33,6 +33,7 @@ async def test_the_last_tokens_of_each_prompt_are_kept(serving: Serving) -> None
     assert [choice["prompt_token_ids"] for choice in answer["choices"]] == [[*b"ello"], [256, *b"hi"]]
 
 
+@BESIDE_ITS_ENGINE
 async def test_what_is_echoed_is_what_is_kept(serving: Serving) -> None:
     _, answer = await asked(
         serving, COMPLETIONS, prompt="hello", truncate_prompt_tokens=3, echo=True, logprobs=0, max_tokens=1
@@ -43,6 +44,7 @@ async def test_what_is_echoed_is_what_is_kept(serving: Serving) -> None:
     assert choice["logprobs"]["text_offset"] == [0, 1, 2, 3]
 
 
+@BESIDE_ITS_ENGINE
 async def test_chats_are_cut_too(serving: Serving) -> None:
     messages = [{"role": "user", "content": "a long question"}]
     engine, answer = await asked(serving, CHAT, messages=messages, truncate_prompt_tokens=5, max_tokens=2)
@@ -50,6 +52,7 @@ async def test_chats_are_cut_too(serving: Serving) -> None:
     assert answer["usage"]["prompt_tokens"] == 5
 
 
+@BESIDE_ITS_ENGINE
 @pytest.mark.parametrize(
     ("path", "body", "kept"),
     [
@@ -65,6 +68,7 @@ async def test_minus_1_keeps_what_fits(serving: Serving, path: str, body: dict[s
     assert len(engine.requests[0].prompt_token_ids) == kept
 
 
+@BESIDE_ITS_ENGINE
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
 @pytest.mark.parametrize("wrong", [0, -2, 1.5, "4", True, 2**31])
 async def test_other_numbers_are_refused_by_name(serving: Serving, path: str, wrong: object) -> None:
@@ -75,6 +79,7 @@ async def test_other_numbers_are_refused_by_name(serving: Serving, path: str, wr
     assert "truncate_prompt_tokens" in error["message"]
 
 
+@BESIDE_ITS_ENGINE
 async def test_a_prompt_that_is_still_too_long_is_refused(serving: Serving) -> None:
     async with serving(ScriptedEngine(limits=LIMITS)) as url:
         error = await error_of(url, COMPLETIONS, 400, prompt=[1] * 200, truncate_prompt_tokens=90)

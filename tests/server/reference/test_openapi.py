@@ -9,9 +9,10 @@ from typing import Any
 import msgspec
 import pytest
 import schemathesis
+from examples import examples
 from http_answers import error_of, events_of, get_json, post
-from hypothesis import settings
 from json_places import Place, bodies, places
+from listening import BESIDE_ITS_ENGINE
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 from scripted_engine import ScriptedEngine, Serving, say
 
@@ -53,7 +54,7 @@ def address(tokenizer: Tokenizer) -> Iterator[str]:
 
 
 @described.parametrize()
-@settings(max_examples=12)
+@examples(6, thorough=24)
 def test_no_request_breaks_the_server_or_its_word(case: schemathesis.Case[Any], address: str) -> None:
     """A request that fits the document may be refused, as no document knows the tokens of a text."""
     case.call_and_validate(base_url=address, timeout=60, excluded_checks=[positive_data_acceptance])
@@ -81,6 +82,7 @@ async def test_the_document_is_served_and_valid(serving: Serving) -> None:
     schemathesis.openapi.from_dict(served).validate()
 
 
+@BESIDE_ITS_ENGINE
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
 async def test_events_are_of_their_schemas(serving: Serving, path: str) -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
@@ -96,6 +98,7 @@ async def test_events_are_of_their_schemas(serving: Serving, path: str) -> None:
     msgspec.convert(error, Error)
 
 
+@BESIDE_ITS_ENGINE
 @pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/audio/speech"])
 async def test_an_unknown_path_is_refused_with_the_known_ones(serving: Serving, path: str) -> None:
     async with serving(ScriptedEngine()) as url:

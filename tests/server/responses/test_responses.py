@@ -8,7 +8,7 @@ import httpx
 import msgspec
 import pytest
 from http_answers import error_of, post
-from listening import serving_with
+from listening import BESIDE_ITS_ENGINE, serving_with
 from openai import AsyncOpenAI
 from scripted_engine import ScriptedEngine, Serving
 from template_styles import STYLES
@@ -56,6 +56,7 @@ def plain(output: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
     ]
 
 
+@BESIDE_ITS_ENGINE
 async def test_a_text_is_answered_by_a_message(serving: Serving, tokenizer: Tokenizer) -> None:
     engine = saying("yes")
     async with serving(engine) as url:
@@ -100,6 +101,7 @@ async def test_the_last_event_has_what_the_whole_answer_does(
     assert "".join(deltas) == "".join(done)
 
 
+@BESIDE_ITS_ENGINE
 @pytest.mark.parametrize("reason", [FinishReason.STOP, FinishReason.LENGTH])
 @pytest.mark.parametrize("end", [-20, len(CALL)])
 async def test_a_call_is_complete_if_it_is_whole(serving: Serving, reason: FinishReason, end: int) -> None:
@@ -125,6 +127,7 @@ async def test_events_come_in_order(serving: Serving) -> None:
     assert items == sorted(items)
 
 
+@BESIDE_ITS_ENGINE
 async def test_the_official_client_streams_and_goes_on_with_a_result(
     serving: Serving, tokenizer: Tokenizer
 ) -> None:
@@ -198,6 +201,7 @@ BAD: list[tuple[str, dict[str, object], str]] = [
 ]
 
 
+@BESIDE_ITS_ENGINE
 @pytest.mark.parametrize(("param", "body", "message"), BAD)
 async def test_bad_input_is_refused_by_the_name_of_its_field(
     serving: Serving, param: str, body: dict[str, object], message: str
@@ -210,6 +214,7 @@ async def test_bad_input_is_refused_by_the_name_of_its_field(
     assert not engine.requests
 
 
+@BESIDE_ITS_ENGINE
 async def test_what_asks_for_nothing_is_taken(serving: Serving) -> None:
     neutral = {"store": False, "background": False, "truncation": "disabled", "include": [], "tools": []}
     neutral |= {"previous_response_id": None, "service_tier": "auto", "reasoning": None}

@@ -1,4 +1,7 @@
+import asyncio
 import json
+import resource
+import threading
 from pathlib import Path
 
 import pytest
@@ -49,6 +52,33 @@ def test_special_tokens_may_be_named_in_a_file_of_their_own(tmp_path: Path) -> N
     assert chat_text(tokenizer.chat_template, HI) == "<s><img><turn>b"
     assert tokenizer.decode([2, 3, 5, 2]) == "a a"
     assert tokenizer.special_token_ids(["<img>", "<turn>", "b"]) == {3, 5, 6}
+
+
+async def test_few_long_texts_are_encoded_at_a_time(tmp_path: Path) -> None:
+    """Each takes memory that the process keeps, however many clients send one."""
+    tokenizer, before = Tokenizer.from_folder(_write(tmp_path)), threading.active_count()
+    texts = [f"{'a b ' * 5000}{'b ' * number}" for number in range(16)]
+    found = await asyncio.gather(*(tokenizer.encode(text, add_special_tokens=False) for text in texts))
+    assert [len(token_ids) for token_ids in found] == [10_000 + number for number in range(16)]
+    assert threading.active_count() <= before + 2
+
+
+async def test_a_long_text_does_not_wait_for_huge_ones(tmp_path: Path) -> None:
+    tokenizer, huge = Tokenizer.from_folder(_write(tmp_path)), "a b " * 150_000
+    async with asyncio.TaskGroup() as group:
+        others = [group.create_task(tokenizer.encode(huge, add_special_tokens=False)) for _ in range(4)]
+        await asyncio.sleep(0)
+        assert len(await tokenizer.encode("a b " * 5000, add_special_tokens=False)) == 10_000
+        assert not all(other.done() for other in others)
+
+
+async def test_the_memory_of_a_huge_text_is_given_back(tmp_path: Path) -> None:
+    def resident_bytes() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+    tokenizer, before = Tokenizer.from_folder(_write(tmp_path)), resident_bytes()
+    assert len(await tokenizer.encode("a b " * 500_000, add_special_tokens=False)) == 1_000_000
+    assert resident_bytes() < before + 2**25  # while it is encoded, it takes four times as much
 
 
 async def test_nothing_is_cut_or_padded(tmp_path: Path) -> None:

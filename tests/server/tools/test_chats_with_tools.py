@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 from http_answers import error_of, events_of, get_json, post
+from listening import BESIDE_ITS_ENGINE
 from openai import AsyncOpenAI
 from scripted_engine import ScriptedEngine, Serving
 
@@ -64,6 +65,7 @@ def put_together(events: Sequence[dict[str, Any]], index: int = 0) -> tuple[dict
     return message, reason
 
 
+@BESIDE_ITS_ENGINE
 async def test_calls_are_reported_and_not_as_text(serving: Serving) -> None:
     async with serving(saying(BOTH)) as url:
         answer = (await post(url, PATH, messages=MESSAGES, tools=TOOLS)).json()
@@ -77,6 +79,7 @@ async def test_calls_are_reported_and_not_as_text(serving: Serving) -> None:
     assert {call["type"] for call in message["tool_calls"]} == {"function"}
 
 
+@BESIDE_ITS_ENGINE
 @pytest.mark.parametrize(
     ("stop", "reason"),
     [
@@ -108,6 +111,7 @@ async def test_a_stop_string_inside_a_call_does_not_complete_it(
     assert called(message) == called(whole["message"])
 
 
+@BESIDE_ITS_ENGINE
 @pytest.mark.parametrize("choice", ["auto", "required", NAMED])
 async def test_an_end_inside_a_call_does_not_complete_it(serving: Serving, choice: object) -> None:
     body = {"messages": MESSAGES, "tools": TOOLS, "tool_choice": choice, "n": 2}
@@ -152,6 +156,7 @@ async def test_a_stream_reports_what_the_whole_answer_does(
         assert [*chain.from_iterable(reported)] == whole["logprobs"]["content"]
 
 
+@BESIDE_ITS_ENGINE
 async def test_the_official_client_puts_a_stream_together(serving: Serving) -> None:
     async with (
         serving(saying(BOTH)) as url,
@@ -166,6 +171,7 @@ async def test_the_official_client_puts_a_stream_together(serving: Serving) -> N
     assert found == [("weather", '{"city": "日本"}'), ("now", "{}")]
 
 
+@BESIDE_ITS_ENGINE
 async def test_each_choice_has_calls_of_its_own(serving: Serving) -> None:
     def reply(request: NewRequest) -> Sequence[int]:
         return [*(CALL if request.sampling_params.seed == 7 else "no").encode(), 257]
@@ -190,6 +196,7 @@ async def test_without_parallel_calls_the_first_one_ends_the_request(serving: Se
     assert list(engine.abort_reasons.values()) == [FinishReason.STOP]
 
 
+@BESIDE_ITS_ENGINE
 async def test_where_no_call_may_be_nothing_is_read_or_reported_tools(
     serving: Serving, tokenizer: Tokenizer
 ) -> None:
@@ -202,6 +209,7 @@ async def test_where_no_call_may_be_nothing_is_read_or_reported_tools(
     assert prompt == "<|bos|><|user|>hi<|end|><|assistant|>"
 
 
+@BESIDE_ITS_ENGINE
 async def test_calls_and_results_go_back_to_the_model(serving: Serving, tokenizer: Tokenizer) -> None:
     engine = saying(BOTH)
     async with serving(engine) as url:
@@ -301,6 +309,7 @@ BAD: list[tuple[str, dict[str, object], str]] = [
 ]
 
 
+@BESIDE_ITS_ENGINE
 @pytest.mark.parametrize(("param", "body", "message"), BAD)
 async def test_bad_input_is_refused_by_the_name_of_its_field(
     serving: Serving, param: str, body: dict[str, object], message: str
@@ -313,6 +322,7 @@ async def test_bad_input_is_refused_by_the_name_of_its_field(
     assert not engine.requests
 
 
+@BESIDE_ITS_ENGINE
 async def test_a_role_of_any_name_goes_to_the_template(serving: Serving, tokenizer: Tokenizer) -> None:
     engine = ScriptedEngine()
     async with serving(engine) as url:

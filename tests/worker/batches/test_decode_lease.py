@@ -20,10 +20,10 @@ from loong.fabric.messages.socket_fabric import SocketFabric
 from loong.fabric.world import World
 from loong.model.tiny import tiny_model
 from loong.state.live_request import LiveRequest
+from loong.worker import runner
 from loong.worker.batches.decode_lease import DecodeLease
 from loong.worker.batches.lease_ends import LeaseTerm
 from loong.worker.batches.started_batch import ReportStep
-from loong.worker.steps import decode_graph
 
 SAMPLED = ({"temperature": 0.0}, {"seed": 7}, {"seed": 3, "top_k": 5, "top_p": 0.9, "temperature": 0.7})
 
@@ -178,17 +178,24 @@ KINDS: Mapping[str, Mapping[str, object]] = {
 }
 
 
-@pytest.mark.parametrize("params", KINDS.values(), ids=KINDS)
-@pytest.mark.parametrize("stop", [None, Stop(4), Stop(17, reported_in=11)], ids=str)
+# All with a lease that goes on, and those with the most state with leases that do not.
+@pytest.mark.parametrize(
+    ("kind", "stop"),
+    [
+        *((kind, Stop(17, reported_in=11)) for kind in KINDS),
+        *((kind, stop) for kind in ("all", "bad words", "schema") for stop in (None, Stop(4))),
+    ],
+    ids=str,
+)
 def test_whatever_requests_ask_for_comes_without_waiting(
     fabric: SocketFabric,
     folder: Path,
     tokenizer: Path,
     leases: list[RunBatch],
     stop: Stop | None,
-    params: Mapping[str, object],
+    kind: str,
 ) -> None:
-    waiting, not_waiting = run(fabric, folder, stop, (30, 8, 13), tokenizer=tokenizer, **params)
+    waiting, not_waiting = run(fabric, folder, stop, (30, 8, 13), tokenizer=tokenizer, **KINDS[kind])
     assert len(leases) == 1
     assert reported(not_waiting) == reported(waiting)
     assert_same_logprobs(not_waiting, waiting)
@@ -261,7 +268,7 @@ def test_a_lease_whose_lists_of_slots_are_too_long_waits_for_the_host(
     fabric: SocketFabric, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Shared slots are in the list of each request that has them: there can be more than there are slots."""
-    monkeypatch.setattr(decode_graph, "MAX_SERVED_LISTS", 0)
+    monkeypatch.setattr(runner, "MAX_SERVED_LISTS", 0)
     monkeypatch.setattr(DecodeLease, "_take_steps", None)  # it is not called
     waiting, not_waiting = run(fabric, folder, None, (30, 40, 50))
     assert reported(not_waiting) == reported(waiting)

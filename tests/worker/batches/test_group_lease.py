@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from bare_instance import Outcome, Stop
 from bare_worlds import run_commands
+from families import each_kind
 from group_leases import NUM_TOKENS, PROMPTS, Lease, LeaseScript
 from requests_for_tests import expected
 
@@ -22,6 +23,7 @@ def reported(outcomes: Sequence[Outcome]) -> list[list[tuple[int, ProducedToken]
     ]
 
 
+@each_kind
 def test_any_groups_one_after_the_other_give_the_tokens_of_transformers(folder: Path) -> None:
     """A group grows, changes its order and its masters, and has members with no KV or that are no masters."""
     script = LeaseScript(folder, (0, 1), [NUM_TOKENS] * 4)
@@ -66,7 +68,7 @@ def test_any_groups_one_after_the_other_give_the_tokens_of_transformers(folder: 
 )
 def test_groups_give_what_requests_ask_for(folder: Path, params: Mapping[str, object]) -> None:
     """The lease continues with the greedy tokens, also after other ones were drawn."""
-    script = LeaseScript(folder, (0, 1), [NUM_TOKENS] * 4, **params)
+    script = LeaseScript(folder, (0, 1), [NUM_TOKENS] * 4, params)
     script.lease(Lease((1, 3, 0), (0, 1, 0, 3), 6))
     script.lease(Lease((0, 1, 2, 3), (2, 2, 2, 2), 3))
     waiting, not_waiting = (
@@ -148,7 +150,7 @@ def test_a_lease_that_hears_in_its_last_step_that_it_may_go_on_ends(folder: Path
 
 def test_a_request_that_ends_by_a_token_ends_its_part_of_the_lease(folder: Path) -> None:
     tokens, _ = expected(folder, PROMPTS[0], NUM_TOKENS)
-    script = LeaseScript(folder, (0, 1), (NUM_TOKENS,), stop_token_ids=(tokens[3],))
+    script = LeaseScript(folder, (0, 1), (NUM_TOKENS,), {"stop_token_ids": (tokens[3],)})
     script.lease(Lease((0, 1), (1,), 9))
     by_rank = run_commands(folder, 2, script.commands, takes_leases=True)
     num_steps = tokens.index(tokens[3])

@@ -3,6 +3,7 @@ from threading import Thread
 
 import pytest
 import torch
+from examples import examples
 from hypothesis import assume, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
@@ -154,7 +155,7 @@ class KVPoolMachine(RuleBasedStateMachine):
         assert len(set(slot_of.values())) == len(slot_of)
 
 
-KVPoolMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=25)
+KVPoolMachine.TestCase.settings = settings(examples(20, thorough=300), stateful_step_count=25)
 TestThePoolBehavesAsADict = KVPoolMachine.TestCase
 
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from child_processes import children_of, with_descendants
 from constraints import constraints_of
+from served import wait_until
 from torch import Tensor
 
 from loong.core.grammar import Grammar, GrammarKind
@@ -175,13 +176,19 @@ def test_grammars_are_compiled_and_requests_forgotten_while_tokens_are_found(
 
 
 def test_requests_go_on_when_processes_are_killed(folder: Path) -> None:
-    """First the one that finds tokens or its spare, then both. Their root compiles again."""
+    """First the spare of the one that finds tokens, then that one, then both. Their root compiles again."""
     others = children_of(os.getpid())
     constraints = constraints_of(folder, CONFIG.vocab_size)
     (root,) = {*children_of(os.getpid())} - {*others}
     before = tokens(constraints.allowed([row("r", LETTERS, b"ab")])[0])
-    for num_victims in (1, 2, 2):
-        for pid in with_descendants(root)[1:][-num_victims:]:
+
+    def processes(number: int) -> list[int]:
+        """Return those that are left once those that were replaced have ended."""
+        wait_until(lambda: len(with_descendants(root)) == 1 + number, 60, f"{number} processes")
+        return with_descendants(root)[1:]
+
+    for number, num_victims in ((2, 1), (1, 1), (2, 2)):
+        for pid in processes(number)[-num_victims:]:
             os.kill(pid, signal.SIGKILL)
         assert tokens(constraints.allowed([row("r", LETTERS, b"ab")])[0]) == before
     constraints.prepare(AMBIGUOUS).result()

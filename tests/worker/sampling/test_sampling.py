@@ -4,7 +4,8 @@ from itertools import pairwise
 
 import pytest
 import torch
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -21,7 +22,7 @@ from loong.worker.sampling.sampling_input import DrawnToken, SamplingInput, samp
 GREEDY = SamplingParams(temperature=0)
 
 seeds = st.integers(0, 2**31)
-laws = settings(max_examples=60)
+laws = examples(15, thorough=240)
 
 
 def draw_logits(seed: int, num_rows: int, vocab_size: int, num_levels: int | None = None) -> Tensor:

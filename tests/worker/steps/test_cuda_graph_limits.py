@@ -19,7 +19,8 @@ from loong.core.placement import striped
 from loong.core.plan import BatchPlan, Transfer
 from loong.state.live_request import LiveRequest
 from loong.worker.kv.pool import KVPool
-from loong.worker.steps.mixed_inputs import MixedInputs, PromptKeys
+from loong.worker.steps.attended_inputs import PromptKeys
+from loong.worker.steps.mixed_inputs import MixedInputs
 
 LIMITS = replace(
     H200_GRAPH_LIMITS,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from bare_instance import BareInstance, Outcome
 from captured_runs import run_by_mailboxes, run_on_gpus
-from group_leases import NUM_TOKENS, Lease, LeaseScript
+from group_leases import NUM_TOKENS, PROMPTS, Lease, LeaseScript
 from mailbox_backend import MailboxBackend
 from socket_worlds import Carrier, run_in_world
 
@@ -63,6 +63,15 @@ def readers_of_one(folder: Path) -> LeaseScript:
 def test_an_instance_serves_leases_of_several_groups_at_once(folder: Path) -> None:
     script = readers_of_one(folder)
     check(script, run_by_mailboxes(folder, 3, script.commands))
+
+
+def test_an_instance_without_weights_serves_captured_leases(folder: Path) -> None:
+    script = LeaseScript(folder, (0,), (NUM_TOKENS, NUM_TOKENS), keep_on=(1,))
+    for _ in range(3):
+        script.lease(Lease((0,), (0, 0), 3))
+    by_rank = run_by_mailboxes(folder, 2, script.commands, weightless_ids=(1,))
+    check(script, by_rank)
+    assert by_rank[1][-1].num_slots_used == sum(len(prompt) for prompt in PROMPTS[:2])
 
 
 @pytest.mark.multigpu

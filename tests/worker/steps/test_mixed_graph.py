@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from bare_instance import BareInstance
 from capturing_backend import CapturingBackend
+from families import each_kind
 from machines import H200_GRAPH_LIMITS
 from plans import both, decode, prefill
 from requests_for_tests import greedy_request, random_prompt
@@ -107,6 +108,7 @@ def live_requests(*lengths: int) -> list[LiveRequest]:
     return [LiveRequest(greedy_request(random_prompt(n, seed=n), 9)) for n in lengths]
 
 
+@each_kind
 @pytest.mark.parametrize("transfer", Transfer)
 @pytest.mark.parametrize("num_tokens", [7, 16, 100])
 def test_chunks_of_ragged_prompts_beside_decodes_are_captured_and_give_the_same_tokens(
@@ -156,7 +158,7 @@ def test_so_are_steps_of_more_decodes_than_there_is_room_for(
 ) -> None:
     lives = live_requests(8, 5, 20, 21)
     assert script.take(prefill_and_decode(lives[:2], 20), lives[:2])
-    monkeypatch.setattr(mixed_inputs, "_MAX_DECODES", 1)
+    monkeypatch.setattr(mixed_inputs, "MAX_DECODES", 1)
     assert not script.take(prefill_and_decode(lives, 20), lives)
 
 

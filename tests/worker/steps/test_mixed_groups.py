@@ -7,6 +7,7 @@ import pytest
 from bare_instance import Outcome
 from bare_worlds import run_commands
 from captured_runs import run_by_mailboxes, run_on_gpus
+from families import each_kind
 from plans import both, decode, prefill
 from requests_for_tests import expected, greedy_request, random_prompt
 
@@ -93,6 +94,7 @@ def test_groups_that_change_between_captured_steps_give_the_tokens_of_transforme
     ]
 
 
+@each_kind
 def test_so_do_those_of_instances_of_two_ranks(folder: Path) -> None:
     story = Story(folder, 14, 31)
     for num_tokens, group in ((9, (0, 1)), (9, (1, 0)), (40, (0, 1)), (40, (0, 1))):

@@ -8,6 +8,7 @@ import pytest
 from bare_instance import Outcome
 from bare_worlds import run_commands
 from captured_runs import run_by_mailboxes, run_on_gpus
+from families import each_kind
 from machines import H200_GRAPH_LIMITS
 from plans import prefill
 from requests_for_tests import expected, greedy_request, random_prompt
@@ -82,6 +83,7 @@ def test_groups_that_change_give_the_tokens_of_transformers(folder: Path) -> Non
     ]
 
 
+@each_kind
 def test_so_do_those_of_instances_of_two_ranks(folder: Path) -> None:
     script = Script(folder, 14, 31)
     script.chunk((0, 1), (0, 1), (0, 1), (0, 1), 9)

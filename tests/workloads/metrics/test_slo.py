@@ -29,6 +29,13 @@ def test_absolute_bounds_are_milliseconds() -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "ttft", "tpot"), [("mlperf-8b", 2, 0.1), ("mlperf-8b-interactive", 0.5, 0.03)]
+)
+def test_rules_of_mlperf_are_the_same_for_all_lengths(name: str, ttft: float, tpot: float) -> None:
+    assert parse_slo(name).limits(10**6) == SLOLimits(ttft, tpot, e2el=math.inf)
+
+
+@pytest.mark.parametrize(
     ("name", "num_prompt_tokens", "ttft"),
     [
         ("loongserve-12", 100, 15.0),
@@ -142,3 +149,11 @@ def test_the_rule_of_means_depends_on_the_workload() -> None:
     )
     with pytest.raises(ConfigError, match=r"no bounds for workload 'zipf1\.0'; name one of loongserve-10"):
         parse_slo("loongserve-10", workload="zipf1.0")
+
+
+def test_bounds_of_a_token_are_targets_of_requests_too() -> None:
+    limits = parse_slo("loongserve-10", workload="leval", scale=2).limits(1000)
+    assert (limits.ttft, limits.tpot) == (math.inf, math.inf)
+    assert limits.targets(1000) == pytest.approx((3.6, 0.64))
+    tight = parse_slo("tight").limits(1000, lambda _: 0.5)
+    assert tight.targets(1000) == (tight.ttft, tight.tpot) == (2.5, 0.05)

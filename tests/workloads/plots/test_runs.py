@@ -16,6 +16,7 @@ from loong.workloads.plots.curves import (
 )
 from loong.workloads.plots.goodput import GoodputBar, goodput_figure
 from loong.workloads.plots.latencies import latency_cdf_figure, ttft_by_length_figure
+from loong.workloads.plots.pareto import pareto_figure
 from loong.workloads.plots.style import POLICY_STYLES, house_style, styles_of, write_figure
 from loong.workloads.report.run_document import RuleRuns, by_rule
 
@@ -29,6 +30,7 @@ FIGURES = {
     attainment_by_scale_figure: ("scale of every bound", "SLO attainment (% of all sent)", "goal: 50 %"),
     latency_by_rate_figure: ("median TTFT, logarithmic (ms, s)", "P99 TPOT", "requests per second"),
     latency_cdf_figure: ("TTFT, logarithmic (ms, s)", "TPOT", "(% of all sent)", "at 4 req/s"),
+    pareto_figure: ("output tokens/s/user, 1 / median TPOT", "output tokens/s/server", "1/s"),
     ttft_by_length_figure: (
         *("&lt; 4k", "4 sent"),
         *("tokens before scaling by 1/64", "TTFT, logarithmic (ms, s)", "point: one request"),
@@ -80,6 +82,28 @@ def test_repetitions_are_a_band_and_a_single_run_has_none(tmp_path: Path) -> Non
     band = 'id="FillBetweenPolyCollection'
     assert band in drawn(latency_by_rate_figure, repeated)
     assert band not in drawn(latency_by_rate_figure, alone)
+
+
+def test_a_pareto_curve_is_the_frontier_and_dominated_points_are_hollow(tmp_path: Path) -> None:
+    medians = ((1.0, 10.0, 100.0), (2.0, 20.0, 300.0), (4.0, 25.0, 200.0))  # req/s, TPOT in ms, tokens/s
+    rows = [
+        run_row(
+            "esp",
+            request_rate=rate,
+            median_tpot_ms=tpot,
+            output_throughput=throughput,
+            num_devices=2,
+            device_unit="GPU",
+        )
+        for rate, tpot, throughput in medians
+    ]
+    (runs,) = by_rule(write_run(tmp_path, rows))
+    with house_style():
+        (panel,) = pareto_figure(runs).axes
+    hollow, curve = (np.asarray(line.get_xydata()).tolist() for line in panel.lines)
+    assert hollow == [[40.0, 100.0]]
+    assert curve == [[50.0, 150.0], [100.0, 50.0]]
+    assert panel.get_ylabel() == "output tokens/s/GPU"
 
 
 def test_a_range_of_few_requests_is_its_requests_and_one_of_many_their_p99(tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ from loong.core.cluster_history import BatchSlice, ChangeKind, ClusterHistory, I
 from loong.core.cost.work import Phase
 from loong.core.instance import ESPGroup
 from loong.core.request import FinishReason
-from loong.workloads.plots.style import PINK, house_style, write_figure
+from loong.workloads.palette import PINK
+from loong.workloads.plots.style import house_style, write_figure
 from loong.workloads.plots.timeline import kv_strip, timelines_figure
 from loong.workloads.report.timeline_cells import (
     NUM_COLUMNS,

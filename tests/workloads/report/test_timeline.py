@@ -31,7 +31,7 @@ CHANGES = (
     InstanceChange(2, ChangeKind.LOST, 1.25, "it was killed"),
     InstanceChange(2, ChangeKind.JOINED, 2.5),
 )
-MOVE = KVMove(4, "b", 1, 0, 5, 2.25, 2.75, is_committed=True)
+MOVE = KVMove(4, "b", 1, 0, 5, 2.25, 2.75, is_committed=True, is_copy=True)
 
 
 def test_a_history_comes_back_from_its_trace() -> None:

@@ -31,6 +31,7 @@ class StoryFindings(msgspec.Struct, frozen=True):
     busy: tuple[Busy, ...]
     idle_ids: tuple[int, ...]
     host_ids: tuple[int, ...]
+    memory_ids: tuple[int, ...]
     draining_ids: tuple[int, ...]
     lost_ids: tuple[int, ...]  # and not back
     kv_free: int
@@ -53,6 +54,7 @@ def found_by(index: LogIndex, request_id: RequestId) -> StoryFindings:
         busy=_busy(index, arrived.instances),
         idle_ids=idle_ids(arrived.instances),
         host_ids=tuple(i.instance_id for i in arrived.instances if i.kind is InstanceKind.HOST),
+        memory_ids=tuple(i.instance_id for i in arrived.instances if i.kind is InstanceKind.ATTENTION),
         draining_ids=tuple(i.instance_id for i in arrived.instances if i.is_draining),
         lost_ids=index.lost_before[request_id],
         kv_free=kv_free,
@@ -73,7 +75,7 @@ def idle_ids(instances: Iterable[InstanceState]) -> tuple[int, ...]:
     return tuple(
         i.instance_id
         for i in instances
-        if i.kind is not InstanceKind.HOST and not i.is_draining and i.batch_id is None
+        if i.kind is InstanceKind.FULL and not i.is_draining and i.batch_id is None
     )
 
 

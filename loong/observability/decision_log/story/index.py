@@ -28,6 +28,8 @@ from loong.observability.decision_log.lines import (
     PlannedLine,
     Preempted,
     Reason,
+    RoomLentLine,
+    RoomReturnedLine,
     StartedLine,
 )
 
@@ -75,8 +77,18 @@ class Considered:
     reason: Reason
 
 
-InstanceLine: TypeAlias = InstanceLostLine | InstanceJoinedLine | InstanceDrainingLine | InstanceLeftLine
+InstanceLine: TypeAlias = (
+    InstanceLostLine
+    | InstanceJoinedLine
+    | InstanceDrainingLine
+    | InstanceLeftLine
+    | RoomLentLine
+    | RoomReturnedLine
+)
 """A change of an instance."""
+
+RoomLine: TypeAlias = InstanceJoinedLine | InstanceDrainingLine | RoomLentLine | RoomReturnedLine
+"""A change by a loan between engines, with a reason."""
 
 Entry: TypeAlias = (
     Ran | MovedKV | Dropped | EvictedKV | Considered | FirstTokenLine | EndedLine | InstanceLine
@@ -98,6 +110,7 @@ class LogIndex:
     arrivals: dict[RequestId, ArrivedLine] = field(default_factory=dict)
     entries: defaultdict[RequestId, list[Entry]] = field(default_factory=lambda: defaultdict(list))
     ends: dict[RequestId, EndedLine] = field(default_factory=dict)
+    room: list[RoomLine] = field(default_factory=list)  # of loans between engines
     lost_ids: set[int] = field(default_factory=set)  # instances that are lost and not back
     lost_before: dict[RequestId, tuple[int, ...]] = field(default_factory=dict)  # those at its arrival
     arrived_at: dict[RequestId, int] = field(default_factory=dict)  # numbers of lines
@@ -174,7 +187,13 @@ def _add(index: LogIndex, number: int, line: Line) -> None:
             index.ended_at[line.request_id] = number
         case InstanceLostLine():
             _add_loss(index, line)
-        case InstanceJoinedLine() | InstanceDrainingLine() | InstanceLeftLine():
+        case (
+            InstanceJoinedLine()
+            | InstanceDrainingLine()
+            | InstanceLeftLine()
+            | RoomLentLine()
+            | RoomReturnedLine()
+        ):
             _add_change(index, line)
         case _:
             assert_never(line)
@@ -241,8 +260,10 @@ def _close_batch(index: LogIndex, batch_id: int, time: float) -> None:
 def _add_change(index: LogIndex, change: InstanceLine) -> None:
     if isinstance(change, InstanceLostLine):
         index.lost_ids.add(change.instance_id)
-    else:
+    elif not isinstance(change, RoomLentLine | RoomReturnedLine):
         index.lost_ids.discard(change.instance_id)
+    if isinstance(change, RoomLine) and change.why:
+        index.room.append(change)
     for request_id in index.arrivals.keys() - index.ends.keys():
         index.entries[request_id].append(change)
 

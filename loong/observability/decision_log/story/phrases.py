@@ -96,6 +96,8 @@ _CHANGES = {
     ChangeKind.JOINED: "joins",
     ChangeKind.DRAINING: "is to leave",
     ChangeKind.LEFT: "leaves",
+    ChangeKind.LENT: "lends room",
+    ChangeKind.RETURNED: "has room again that it lent",
 }
 
 
@@ -132,10 +134,16 @@ def _cause_words(cause: Cause) -> str:
             return f"migration {cause.migration_id} ends"
         case "prefix_cache_reset":
             return "the prefix cache is reset"
-        case "instance_lost" | "instance_joined" | "instance_draining" | "instance_left":
-            return (
-                f"instance {cause.instance_id} {_CHANGES[ChangeKind(cause.event.removeprefix('instance_'))]}"
-            )
+        case (
+            "instance_lost"
+            | "instance_joined"
+            | "instance_draining"
+            | "instance_left"
+            | "instance_lent"
+            | "instance_returned"
+        ):
+            kind = ChangeKind(cause.event.removeprefix("instance_"))
+            return f"instance {cause.instance_id} {_CHANGES[kind]}"
 
 
 def difference(measured: float, predicted: float) -> str:
@@ -152,6 +160,7 @@ SUBJECTS = {
     DecisionKind.DEFER: "its turn",
     DecisionKind.DOP: "DoP",
     DecisionKind.MIGRATE: "moving KV",
+    DecisionKind.LEND: "lent room",
     DecisionKind.LOAD: "KV in host memory",
     DecisionKind.COPY: "copying KV",
     DecisionKind.PREEMPT: "preemption",

@@ -1,11 +1,12 @@
 """The steps of a request in words."""
 
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from typing import assert_never
 
 from loong.core.plan import PreemptionReason
 from loong.core.request import FinishReason
+from loong.observability.decision_log.story.found import StoryFindings
 from loong.observability.decision_log.story.phrases import (
     batches,
     change_words,
@@ -58,7 +59,7 @@ def step_words(step: StoryStep, story: Story) -> Iterator[str]:
             yield from run_words(step)
             yield from policy_words(step.reasons)
         case Move():
-            yield _move(step, story.found.host_ids)
+            yield _move(step, story.found)
             yield from policy_words(step.reasons)
         case Drop():
             kv = f"{counted(sum(step.kv.values()), 'token')} on {holdings(step.kv)}"
@@ -119,9 +120,11 @@ def _wait(wait: Wait, story: Story) -> Iterator[str]:
         yield f"{some_of(others)}, which came later, {verb('have', others)} started before it."
 
 
-def _move(move: Move, host_ids: Collection[int]) -> str:
+def _move(move: Move, found: StoryFindings) -> str:
     def name(instance_id: int) -> str:
-        return f"{'host tier' if instance_id in host_ids else 'instance'} {instance_id}"
+        if instance_id in found.host_ids:
+            return f"host tier {instance_id}"
+        return f"{'memory instance' if instance_id in found.memory_ids else 'instance'} {instance_id}"
 
     num_tokens: Counter[tuple[int, int]] = Counter()
     for route in move.routes:

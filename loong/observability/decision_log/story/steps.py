@@ -36,7 +36,7 @@ def summed(waits: Iterable[WaitedFor]) -> tuple[WaitedFor, ...]:
 
 
 class InstanceChange(msgspec.Struct, frozen=True):
-    """An instance was lost, joined, began to drain or left; `why` it was lost."""
+    """An instance was lost, joined, began to drain or left, or lent room or has it again; `why` it did."""
 
     time: float
     instance_id: int

@@ -24,6 +24,8 @@ from loong.observability.decision_log.lines import (
     Migration,
     PlannedLine,
     Reason,
+    RoomLentLine,
+    RoomReturnedLine,
 )
 from loong.observability.decision_log.story.found import idle_ids, room_of
 from loong.observability.decision_log.story.index import (
@@ -107,7 +109,7 @@ class _Trail:
                 self._lose(entry)
             case InstanceDrainingLine():
                 self._drain(entry)
-            case InstanceJoinedLine() | InstanceLeftLine():
+            case InstanceJoinedLine() | InstanceLeftLine() | RoomLentLine() | RoomReturnedLine():
                 self._see_change(entry)
             case EndedLine():
                 self._end(entry)
@@ -308,8 +310,12 @@ def _change(line: InstanceLine) -> InstanceChange:
         case InstanceLostLine():
             return InstanceChange(line.time, line.instance_id, ChangeKind.LOST, line.why)
         case InstanceJoinedLine():
-            return InstanceChange(line.time, line.instance_id, ChangeKind.JOINED)
+            return InstanceChange(line.time, line.instance_id, ChangeKind.JOINED, line.why)
         case InstanceDrainingLine():
-            return InstanceChange(line.time, line.instance_id, ChangeKind.DRAINING)
+            return InstanceChange(line.time, line.instance_id, ChangeKind.DRAINING, line.why)
+        case RoomLentLine():
+            return InstanceChange(line.time, line.instance_id, ChangeKind.LENT, line.why)
+        case RoomReturnedLine():
+            return InstanceChange(line.time, line.instance_id, ChangeKind.RETURNED, line.why)
         case InstanceLeftLine():
             return InstanceChange(line.time, line.instance_id, ChangeKind.LEFT)

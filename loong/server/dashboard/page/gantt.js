@@ -13,6 +13,8 @@ const CHANGES = {
   joined: ["+", "good", "joined", true],
   draining: ["▾", "text", "began to drain", false],
   left: ["−", "text", "left", true],
+  lent: ["↗", "text", "lent room", true],
+  returned: ["↙", "text", "has room again that it lent", true],
 };
 const MARK_PIXELS = 7, HATCH_PIXELS = 6, MIN_HATCHED_PIXELS = 7, CACHED_PIXELS = 5;
 
@@ -56,6 +58,7 @@ export class Gantt {
       .sort((a, b) => a.start - b.start);
     this.changes = state.changes.filter((change) => change.time > start && change.time <= end);
     const there = state.instances.filter(([, , , kind]) => kind !== "host").map(([id]) => id);
+    this.memory = new Set(state.instances.filter(([, , , kind]) => kind === "attention").map(([id]) => id));
     const seen = [...this.shown.flatMap((batch) => batch.instances), ...this.changes.map((change) => change.instance)];
     this.rows = [...new Set([...there, ...seen])].sort((a, b) => a - b);
     const height = AXIS + this.rows.length * (BLOCKS + KV + GAP);
@@ -89,7 +92,7 @@ export class Gantt {
   drawRow(state, id, top) {
     const { context } = this;
     context.fillStyle = color("dim");
-    context.fillText(String(id), 4, top + BLOCKS / 2);
+    context.fillText(`${id}${this.memory.has(id) ? "m" : ""}`, 4, top + BLOCKS / 2);
     context.fillStyle = color("page");
     context.fillRect(LEFT, top, this.right - LEFT, BLOCKS);
     const own = this.shown
@@ -201,9 +204,11 @@ export class Gantt {
       if (from < 0 || to < 0) continue;
       const x = this.x(move.end), end = this.top(to) + BLOCKS / 2;
       context.beginPath();
+      context.setLineDash(move.is_copy ? [4, 3] : []);
       context.moveTo(this.x(move.start), this.top(from) + BLOCKS / 2);
       context.lineTo(x, end);
       context.stroke();
+      context.setLineDash([]);
       context.beginPath();
       context.arc(x, end, 3, 0, 7);
       context.fill();
@@ -240,7 +245,7 @@ export class Gantt {
     stripes[0]?.classList.add("first");
     const marks = kinds.map((kind) => element("span", {}, `${CHANGES[kind][0]} ${kind}`));
     if (isAgain) marks.push(element("span", {}, "hatched: computes KV again"));
-    this.legend.replaceChildren(...works, swatch(color("bar"), "KV held"), element("span", {}, "╲● KV moves"), ...marks, ...stripes);
+    this.legend.replaceChildren(...works, swatch(color("bar"), "KV held"), element("span", {}, "╲● KV moves (dashed: is copied)"), ...marks, ...stripes);
   }
 
   row(y) {

@@ -4,7 +4,7 @@ import { Gantt, dopColor } from "./gantt.js";
 import { drawLines } from "./lines.js";
 import { drawRequests, openBatch } from "./requests.js";
 import { drawScatter } from "./scatter.js";
-import { follow } from "./stream.js";
+import { engineId, follow } from "./stream.js";
 import { element, fillTable, percent, seconds, tokens } from "./words.js";
 import { Zoom } from "./zoom.js";
 
@@ -21,6 +21,12 @@ function begin(hello) {
   state = { now: 0, instances: [], batches: [], running: [], moves: [], changes: [], live: [], over: [], kv: new Map(), ticks: [], past: hello.past };
   byId("what").textContent = `${hello.model}, policy ${hello.policy}, up to ${tokens(hello.max_model_len)} tokens`;
   document.title = `loong: ${hello.model}`;
+  byId("engines").replaceChildren(...(hello.num_engines > 1 ? Array.from({ length: hello.num_engines }, (_, i) => engineLink(i)) : []));
+}
+
+function engineLink(id) {
+  const current = id === engineId ? { ariaCurrent: "page" } : {};
+  return element("a", { href: `/dashboard?engine=${id}`, ...current }, `engine ${id}`);
 }
 
 function openBatchAt(x, y) {
@@ -68,6 +74,7 @@ function draw() {
   drawDops(state.tick.num_batches_by_dop);
   drawErrors(state.tick.errors);
   drawPrefixes(state.tick.largest_prefixes);
+  drawLoans(state.tick.loans, state.tick.now);
   const runs = [...state.live, ...state.over];
   drawScatter(byId("ttft"), byId("ttft-note"), points(runs, "ttft"));
   drawScatter(byId("tpot"), byId("tpot-note"), points(runs, "tpot"));
@@ -138,6 +145,17 @@ function drawPrefixes(prefixes) {
     String(prefix.num_readers),
   ]);
   fillTable(byId("prefixes"), ["part", "", "tokens", "from token", "on instances", "read by requests"], rows);
+}
+
+function drawLoans(loans, now) {
+  byId("loans-section").hidden = loans.length === 0;
+  const rows = loans.map(([creditor, debtor, count, since, reason]) => [
+    `engine ${creditor} to engine ${debtor}`,
+    tokens(count),
+    `for ${seconds(now - since)}`,
+    reason,
+  ]);
+  fillTable(byId("loans"), ["loan", "tokens", "time", "why"], rows);
 }
 
 function drawErrors(errors) {

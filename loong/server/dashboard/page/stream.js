@@ -22,8 +22,10 @@ async function askForKey() {
   dialog.close();
 }
 
+export const engineId = Number(new URLSearchParams(location.search).get("engine") ?? 0); // of several
+
 export async function getJson(path) {
-  const response = await fetch(path, { headers: headers() });
+  const response = await fetch(`${path}?engine=${engineId}`, { headers: headers() });
   const body = await response.json();
   if (!response.ok) throw new Error(body.error?.message ?? response.statusText);
   return body;
@@ -45,7 +47,7 @@ async function* events(response) {
 export async function follow({ onHello, onTick, onLost }) {
   for (let pause = 500; ; pause = Math.min(2 * pause, LONGEST_PAUSE_MS)) {
     try {
-      const response = await fetch("/dashboard/events", { headers: headers() });
+      const response = await fetch(`/dashboard/events?engine=${engineId}`, { headers: headers() });
       if (response.status === 401) {
         await askForKey();
         pause = 250;

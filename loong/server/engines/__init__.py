@@ -1,0 +1,1 @@
+"""Several engines behind one server: which of them gets a request, and what they are together."""
