@@ -195,7 +195,7 @@ def add_drawing_flags(group: argparse._ActionsContainer, *, is_scale_chosen: boo
         "--seed",
         type=int,
         default=0,
-        help="seed of the requests: the same seed gives the same requests (%(default)s)",
+        help="seed of the requests: their times, lengths and what they share (%(default)s)",
     )
     scaled = "factor that multiplies prompt and output lengths, such as 1/64"
     if is_scale_chosen:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import count, islice
 from math import inf
+from secrets import randbits
 
 from loong.core.cluster_history import ClusterHistory
 from loong.launcher.bench.config import BenchConfig, BenchLoadConfig, check_lengths
@@ -20,11 +21,12 @@ from loong.workloads.request import RequestShape, TokenRun, WorkloadRequest
 from loong.workloads.workload import endless_workload
 
 PROBES_PER_LENGTH = 2
-# Workloads have seeds below 2^63. These are added to theirs, so that no prompt is in a server's cache yet,
-# neither from warming up nor from the runs before.
+# Workloads have seeds below 2^63. These are added to theirs, and a number of this call, so that no prompt is in
+# a server's cache yet: neither from warming up nor from the runs before, nor from other calls.
 FIRST_PROBE_SEED = 2**63
 FIRST_WARM_UP_SEED = 2**64
 FIRST_RUN_SEED = 2**65
+FIRST_CALL_SEED = 2**96
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,8 @@ class MeasuredServer:
         self._scraper = Scraper(base_url, config.api_key)
         self._base_url, self._model, self._config, self._backend = base_url, model, config, backend
         self._served = ServedModel(model or "")
-        self._run_seeds = count(FIRST_RUN_SEED, FIRST_RUN_SEED)
+        self._call_seed = FIRST_CALL_SEED * randbits(64)
+        self._run_seeds = count(self._call_seed + FIRST_RUN_SEED, FIRST_RUN_SEED)
 
     async def find_model(self) -> ServedModel:
         """Return the model that will be asked. Raises `ServerUnusableError` if it is not served to us."""
@@ -77,7 +80,8 @@ class MeasuredServer:
         load = self._config.load
         if load.num_warmups:
             shapes = _like(load, load.num_warmups)
-            warm_ups = [WorkloadRequest(0.0, shape.alone().reseeded(FIRST_WARM_UP_SEED)) for shape in shapes]
+            offset = self._call_seed + FIRST_WARM_UP_SEED
+            warm_ups = [WorkloadRequest(0.0, shape.alone().reseeded(offset)) for shape in shapes]
             await self._send("warm-up", warm_ups, load.max_concurrency)
 
     async def capacity(self, shapes: Sequence[RequestShape]) -> float:
@@ -100,8 +104,9 @@ class MeasuredServer:
         """
         sent = [request.num_prompt_tokens for request in requests]
         lengths = probe_lengths(min(sent), max(sent))
+        first = self._call_seed + FIRST_PROBE_SEED
         probes = [
-            WorkloadRequest(0.0, RequestShape((TokenRun(FIRST_PROBE_SEED + index, length),), 1))
+            WorkloadRequest(0.0, RequestShape((TokenRun(first + index, length),), 1))
             for index, length in enumerate(lengths * PROBES_PER_LENGTH)
         ]
         records = await self._send("probe", probes, max_concurrency=1)

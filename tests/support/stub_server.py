@@ -20,6 +20,7 @@ class Stub:
         self.args = args
         self.num_batches = 0
         self.events: list[dict[str, object]] = []
+        self.prompts: set[tuple[int, ...]] = set()
 
     async def health(self, request: web.Request) -> web.Response:
         return web.Response(status=503 if self.args.never_healthy else 200)
@@ -50,6 +51,9 @@ class Stub:
         self.events += [{**event, "pid": 1, "tid": i} for i in (0, 1)]
         if self.args.fail_over and num_prompt_tokens > self.args.fail_over:
             await response.write(b'data: {"error": {"message": "stub is out of room"}}\n\n')
+        if self.args.fail_again and tuple(body["prompt"]) in self.prompts:
+            await response.write(b'data: {"error": {"message": "stub had this prompt before"}}\n\n')
+        self.prompts.add(tuple(body["prompt"]))
         choice = {"text": "a", **({"token_ids": [97]} if body.get("return_token_ids") else {})}
         for _ in range(num_output_tokens):
             await response.write(f"data: {json.dumps({'choices': [choice]})}\n\n".encode())
@@ -97,9 +101,10 @@ def main() -> None:
         parser.add_argument(target, type=float)
     parser.add_argument("--decision-log", type=Path, help="has nothing to write there")
     parser.add_argument("--max-model-len", type=int, default=1_000_000)
-    # A benchmark refuses flags that `loong serve` does not have, so these two come by the environment.
+    # A benchmark refuses flags that `loong serve` does not have, so these come by the environment.
     fail_over = int(os.environ.get("STUB_FAIL_OVER", 0))
     parser.set_defaults(fail_over=fail_over)  # requests with longer prompts fail; 0 fails none
+    parser.set_defaults(fail_again="STUB_FAIL_AGAIN" in os.environ)  # prompts that come twice fail
     parser.add_argument("--never-healthy", action="store_true")
     parser.add_argument("--ignore-sigterm", action="store_true")
     parser.add_argument("--hold", type=Path, help="keep this FIFO open, here and in a child that never ends")

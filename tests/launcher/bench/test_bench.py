@@ -106,9 +106,10 @@ def test_sessions_are_sent_turn_by_turn_and_their_ideal_hits_are_shown(
     assert "the same of an unlimited cache" in (tmp_path / "run" / "report.html").read_text()
 
 
-def test_a_server_that_is_already_there_is_measured_and_left_alone(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_server_that_is_already_there_is_measured_by_new_prompts_and_left_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("STUB_FAIL_AGAIN", "1")
     with spawn_server(ServerConfig(None, 2, 1, (), 60.0), "esp", tmp_path / "log") as base_url:
         for _ in range(2):
             assert run_bench(*QUICK, "--base-url", f"{base_url}/v1/", "--goodput", "ttft:60000") == 0
