@@ -21,8 +21,8 @@ from loong.workloads.request import RequestShape, TokenRun, WorkloadRequest
 from loong.workloads.workload import endless_workload
 
 PROBES_PER_LENGTH = 2
-# Workloads have seeds below 2^63. These are added to theirs, and a number of this call, so that no prompt is in
-# a server's cache yet: neither from warming up nor from the runs before, nor from other calls.
+# Workloads have seeds below 2^63. These are added to theirs, with a number of this call, so that no prompt is
+# in a server's cache yet: not from warming up, from the runs before, or from other calls.
 FIRST_PROBE_SEED = 2**63
 FIRST_WARM_UP_SEED = 2**64
 FIRST_RUN_SEED = 2**65

@@ -118,15 +118,18 @@ class ClusterState:
         instructions: list[Instruction] = []
         for borrowing in plan.effective_borrowings:
             self._counts.add(num_cached_tokens=requests.borrow(borrowing))
-        for preemption in plan.preemptions:
+        migrations = [(self._new_id(), migration) for migration in plan.migrations]
+        for migration_id, migration in migrations:
+            requests.copies.pin(migration_id, migration)
+        for eviction in plan.evictions:
+            instructions += requests.evict(eviction.segment)
+        for preemption in plan.preemptions:  # its KV may take the place of what nothing reads
             instructions += requests.preempt(preemption.request_id)
         for failure in plan.failures:
             instructions += requests.end(requests.changing(failure.request_id))
-        for eviction in plan.evictions:
-            instructions += requests.evict(eviction.segment)
         instructions += [flights.open_batch(self._new_id(), batch, snapshot) for batch in plan.batches]
         self._accounting.trim_windows(plan.migrations)
-        instructions += [flights.open_migration(self._new_id(), migration) for migration in plan.migrations]
+        instructions += [flights.open_migration(*numbered) for numbered in migrations]
         instructions += [flights.extend_lease(extension, snapshot) for extension in plan.lease_extensions]
         instructions += [flights.end_lease(end) for end in plan.lease_ends]
         instructions += self._accounting.begin_broken_anew(plan.evictions)

@@ -23,16 +23,20 @@ class Copies:
     def __init__(self, pools: PoolLedger, owners: PrefixTree, counts: Counts) -> None:
         self._pools, self._owners, self._counts = pools, owners, counts
 
+    def pin(self, migration_id: int, migration: KVMigration) -> None:
+        """Let a migration that is about to begin read its KV, if an owner has that."""
+        if (owner := self._owners.by_id.get(migration.segment.owner_id)) is not None:
+            before = owner.unread
+            owner.pin(migration_id, migration.segment)
+            self._owners.settle(owner, before)
+
     def open(self, migration_id: int, migration: KVMigration) -> MoveKV:
-        """Begin a migration of KV that an owner has, with the room that it needs."""
+        """Begin a migration of KV that an owner has and that is pinned, with the room that it needs."""
         owner = self._owners.by_id[migration.segment.owner_id]
-        before = owner.unread
-        owner.pin(migration_id, migration.segment)
         owner.arriving[migration_id] = migration.arriving
         if not self._pools.serves(migration.segment.instance_id):
             self._owners.renew(owner)  # a request waits for it
         self._pools.reserve({migration.destination_id: len(migration.segment.positions)})
-        self._owners.settle(owner, before)
         windowless = common(owner.windowless, migration.segment.positions)
         return MoveKV(migration_id, migration, windowless=windowless)
 
