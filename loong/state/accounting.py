@@ -91,7 +91,7 @@ class Accounting:
     def trim_windows(self, migrations: Iterable[KVMigration]) -> None:
         """Drop KV of layers with a window that is about to move, as far as that serves no request."""
         if self.windows is not None:
-            self.windows.trim([migration.segment.owner_id for migration in migrations])
+            self.windows.trim(migrations)
 
     def make_room(self) -> tuple[Instruction, ...]:
         """Evict as much as is needed for what is reserved, and let requests begin anew; see `WindowRoom`."""

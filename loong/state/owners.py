@@ -222,8 +222,9 @@ class KVOwner:
 
     def forget_windowless(self) -> None:
         """Forget which positions have no KV in layers with a window where they have none at all."""
-        gone = subtract(self.windowless, *self.all_positions())
-        self.windowless = subtract(self.windowless, *gone)
+        if gone := subtract(self.windowless, *self.all_positions()):
+            self.windowless = subtract(self.windowless, *gone)
+            self.has_changed = True
 
     def lose(self, instance_id: InstanceId) -> None:
         """Drop the KV on an instance, which is missing for all users then."""

@@ -92,6 +92,7 @@ class PrefixSharing:
             for positions in common(common((unread.positions,), *owner.windowless), *new):
                 self._owners.remove(owner, unread._replace(positions=positions))
         owner.forget_windowless()
+        self._owners.see(owner)
         held = owner.all_positions()
         for segment in segments:
             fresh = at_or_after((segment.positions,), live.windows_from)

@@ -8,7 +8,7 @@ from loong.core.errors import InvalidEventError, InvalidPlanError
 from loong.core.instance import InstanceKind
 from loong.core.instructions import Instruction, ReleaseWindows
 from loong.core.placement import InstanceId, KVSegment, OwnerId, tokens_by_instance
-from loong.core.plan import PreemptionReason
+from loong.core.plan import KVMigration, PreemptionReason
 from loong.core.positions import at_or_after, coalesce, common, num_below, subtract
 from loong.core.request import RequestId, RequestView
 from loong.core.window_memory import WindowMemory
@@ -114,13 +114,36 @@ class WindowRoom:
                 needed[segment.instance_id] += sum(map(len, subtract(_whole(owner, segment), *others)))
         return {i: self._memory.capacity - needed[i] for i in self._limited()}
 
-    def trim(self, owner_ids: Iterable[OwnerId]) -> None:
-        """Drop KV of owners that are about to move, as far as that serves no request."""
-        for owner_id in owner_ids:
+    def trim(self, migrations: Iterable[KVMigration]) -> None:
+        """Drop KV that is about to move, as far as that serves no request.
+
+        Last windows of owners go, too, where what moves has no room to keep them, at either end.
+        """
+        cached = list[tuple[KVOwner, KVMigration]]()
+        for migration in migrations:
+            owner_id = migration.segment.owner_id
             if (owner := self._requests.owners.by_id.get(owner_id)) is not None:
                 self._drop(owner, *self._last_windows(owner))
+                cached.append((owner, migration))
             else:
                 self._drop_passed(self._requests.by_id[owner_id])
+        free = dict(self.free()) if cached else {}
+        for owner, migration in cached:
+            needed = self._needed_to_move(owner, migration)
+            if any(number > free.get(i, number) for i, number in needed.items()):
+                self._drop(owner)
+            else:
+                free = {i: number - needed[i] for i, number in free.items()}
+
+    def _needed_to_move(self, owner: KVOwner, migration: KVMigration) -> Counter[InstanceId]:
+        """Return the tokens on each instance that stay for a migration: all copies of its KV, and the new one."""
+        copies = (*owner.placement.segments, migration.arriving)
+        needed = Counter[InstanceId]()
+        for copy in copies:
+            needed[copy.instance_id] += sum(
+                map(len, common(_whole(owner, copy), migration.segment.positions))
+            )
+        return needed
 
     def _limited(self) -> list[InstanceId]:
         return [i for i, one in self._pools.instances.items() if one.kind is not InstanceKind.HOST]

@@ -661,7 +661,11 @@ class ClusterMachine(RuleBasedStateMachine):
             i = instance.instance_id
             assert instance.kv_capacity == capacities.get(i, instance.kv_capacity) - lent[i]
         assert snapshot.lent == lent
-        assert snapshot.stats.num_recomputed_tokens == self.num_recomputed
+        num_recomputed = snapshot.stats.num_recomputed_tokens
+        if self.workers.windows is None:
+            assert num_recomputed == self.num_recomputed
+        else:  # a request may begin anew after it has lost all, which no instruction says
+            assert num_recomputed <= self.num_recomputed
 
     def check_contents(self, snapshot: Snapshot) -> None:
         """Check that requests read KV of the same tokens and the same salt alone."""
