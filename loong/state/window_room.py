@@ -136,7 +136,7 @@ class WindowRoom:
                 free = {i: number - needed[i] for i, number in free.items()}
 
     def _needed_to_move(self, owner: KVOwner, migration: KVMigration) -> Counter[InstanceId]:
-        """Return the tokens on each instance that stay for a migration: all copies of its KV, and the new one."""
+        """Return the tokens of each instance that stay for a migration: all copies of its KV, and the new."""
         copies = (*owner.placement.segments, migration.arriving)
         needed = Counter[InstanceId]()
         for copy in copies:
