@@ -101,10 +101,15 @@ class Accounting:
         return instructions
 
     def begin_broken_anew(self, evictions: Iterable[Eviction]) -> list[Instruction]:
-        """Let requests begin anew that cannot compute what they lose; see `LiveRequests`."""
+        """Let requests begin anew that cannot compute what they lose; see `LiveRequests`.
+
+        One that moves meanwhile does once it has: a plan has no room for all windows that it would need again.
+        """
         by_id = self.requests.by_id
         evicted_ids = dict.fromkeys(eviction.segment.owner_id for eviction in evictions)
         lives = [by_id[owner_id] for owner_id in evicted_ids if owner_id in by_id]
+        for live in lives:
+            live.is_broken |= self.windows is not None and bool(live.migration_ids or live.copied)
         return [instruction for live in lives for instruction in self.requests.begin_broken_anew(live)]
 
     def empty_cache(self) -> None:

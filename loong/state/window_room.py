@@ -171,7 +171,10 @@ class WindowRoom:
             _count(used, (migration.arriving,), self._flights.windows_from[number])
 
     def _needed_from(self, live: LiveRequest) -> int:
-        """Return the first position that a query of a request may see in layers with a window."""
+        """Return the first position that a query of a request may see in layers with a window.
+
+        One that is to begin anew needs no more than what is in flight reads.
+        """
         request_id, firsts = live.request.request_id, list[int]()
         for batch_id in (live.ending_id, live.batch_id):
             if batch_id is None:
@@ -179,7 +182,8 @@ class WindowRoom:
             batch = self._flights.batch(batch_id, "is to be looked at")
             num_passed = batch.num_tokens.get(request_id, 0) if batch.is_lease else 0
             firsts += [block.positions[0] + num_passed for block in batch.plan.blocks_of(request_id)]
-        first = min(firsts, default=live.placement.first_missing)
+        held = live.placement
+        first = min(firsts, default=held.stop if live.is_broken else held.first_missing)
         return max(0, first - self._memory.window + 1)
 
     def _drop_passed(self, live: LiveRequest) -> None:

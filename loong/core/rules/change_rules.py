@@ -3,8 +3,8 @@
 from collections import Counter
 
 from loong.core.errors import InvalidPlanError
-from loong.core.placement import InstanceId
-from loong.core.positions import first_overlap
+from loong.core.placement import InstanceId, Placement
+from loong.core.positions import at_or_after, common, first_overlap
 from loong.core.rules.case import Case
 from loong.core.rules.copy_rules import tokens_to_pin
 
@@ -91,7 +91,8 @@ def check_room(case: Case) -> None:
 def check_window_room(case: Case) -> None:
     """Check that new KV fits the memory of layers with a window, where they have less.
 
-    What moves, or begins to be read, takes its last window there, and what decodes may add meanwhile.
+    What moves takes its last window there, and what decodes may add meanwhile. What begins to be read keeps
+    its last window, in all copies.
     """
     window_free, window = case.snapshot.window_free, case.snapshot.window
     if not window_free:
@@ -101,8 +102,12 @@ def check_window_room(case: Case) -> None:
         stored.update(batch.num_reserved_tokens)
     for migration in case.plan.migrations:
         stored[migration.destination_id] += min(len(migration.segment.positions), 2 * window)
-    for segment in (s for borrowing in case.plan.effective_borrowings for s in borrowing.segments):
-        stored[segment.instance_id] += min(len(segment.positions), window)
+    for borrowing in case.plan.effective_borrowings:
+        read = Placement().adding([s._replace(owner_id=borrowing.request_id) for s in borrowing.segments])
+        for owner_id, positions, _ in borrowing.segments:
+            seen = at_or_after((positions,), max(0, read.first_missing - window + 1))
+            for copy in case.snapshot.owners[owner_id].placement.segments:
+                stored[copy.instance_id] += sum(map(len, common(seen, copy.positions)))
     for extension in case.plan.lease_extensions:
         stored.update(case.snapshot.extended(extension).num_stored_tokens)
         stored.subtract(case.snapshot.batch[extension.batch_id].plan.num_stored_tokens)
