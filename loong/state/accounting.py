@@ -103,7 +103,7 @@ class Accounting:
     def begin_broken_anew(self, evictions: Iterable[Eviction]) -> list[Instruction]:
         """Let requests begin anew that cannot compute what they lose; see `LiveRequests`.
 
-        One that moves meanwhile does once it has: a plan has no room for all windows that it would need again.
+        One that moves meanwhile does once it has: a plan has no room for all windows that it needs again.
         """
         by_id = self.requests.by_id
         evicted_ids = dict.fromkeys(eviction.segment.owner_id for eviction in evictions)

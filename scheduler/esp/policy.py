@@ -70,6 +70,9 @@ def plan_esp(
     snapshot = reading(snapshot, hosts_of(snapshot))
     if variant.has_lone_instances and suits_lone_instances(alone, each, cost_model, config):
         plan = plan_parts(alone, each, cost_model, config, variant)
+        if _is_alone(snapshot):  # all instances compute it sooner
+            together = plan_part(snapshot, cost_model, config, len(snapshot.pools), variant)
+            plan = with_borrowings(together, snapshot) if _gathers_kv(together) else plan
     elif snapshot.num_hosts > 1 and len(parts := joined_hosts(snapshot)) > 1:
         plan = plan_parts(without_memory(snapshot), parts, cost_model, config, variant)
     is_enough = plan is not None and (plan.batches or plan.migrations or snapshot.is_anything_in_flight)
@@ -122,6 +125,16 @@ def suits_lone_instances(
         return True
     own, remote = (_decode_seconds(holder_id, cost_model) for holder_id in (0, 1))
     return own <= budget < remote
+
+
+def _is_alone(snapshot: Snapshot) -> bool:
+    """Return whether there is one request, and nothing runs."""
+    return len(live_requests(snapshot)) == 1 and not snapshot.is_anything_in_flight
+
+
+def _gathers_kv(plan: IterationPlan) -> bool:
+    """Return whether all new KV is on one instance, where one that runs by itself can go on."""
+    return len({segment.instance_id for batch in plan.batches for segment in batch.writes}) == 1
 
 
 def _num_to_compute(view: RequestView) -> int:

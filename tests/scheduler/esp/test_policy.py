@@ -346,7 +346,7 @@ def test_beside_it_a_decode_whose_instance_is_full_goes_on_on_its_host(serves: S
 
 
 def test_where_all_prompts_are_short_and_targets_loose_each_instance_runs_its_own() -> None:
-    chats = [timed_request(n, 300 + 37 * n, 60, n * 0.05) for n in range(24)]
+    chats = [timed_request(n, 300 + 37 * n, 60, n // 2 * 0.1) for n in range(24)]  # none is ever alone
     run = simulate("esp", FOUR, chats, cost_model=H200)
     assert {batch.group.dop for batch in batches_of(run)} == {1}
     assert {i for batch in batches_of(run) for i in batch.group.instance_ids} == {0, 1, 2, 3}
@@ -378,3 +378,12 @@ def test_where_only_all_instances_reach_a_late_prompt_they_compute_its_share() -
     nobody_serves = tuple(replace(i, serves=Service.NONE) for i in snapshot.instances)
     plan = planned(replace(snapshot, instances=nobody_serves), H200, replace(TIGHT, deferred_share=0.5))
     assert any("late" in batch.request_ids for batch in plan.batches)
+
+
+@pytest.mark.parametrize("num_tokens", [40, 200, 600, 2400, 9000, 33_000])
+def test_a_lone_prompt_is_as_quick_as_on_any_fixed_groups(num_tokens: int) -> None:
+    request = timed_request(0, num_tokens, 50)
+    names = ("esp", "esp-fixed-4", "esp-fixed-2", "esp-fixed-1")
+    first, *others = [simulate(name, FOUR, [request], cost_model=H200).token_times["r000"] for name in names]
+    assert first[0] <= 1.05 * min(times[0] for times in others)
+    assert first[-1] <= 1.05 * min(times[-1] for times in others)
