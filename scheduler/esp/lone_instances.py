@@ -1,4 +1,4 @@
-"""When each instance runs its own requests, and when there is only one request for all."""
+"""Rules for instances that each run their own requests, and for one request on all of them."""
 
 from collections.abc import Iterable
 

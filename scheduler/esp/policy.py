@@ -3,7 +3,8 @@
 The instances of a batch, its group, are chosen anew at every chunk boundary:
 
 - Where all prompts are short and targets loose, each instance runs its own requests. So it does where
-  decodes that read KV of others would miss the TPOT target. A request that is alone is computed by all.
+  decodes that read KV of others would miss the TPOT target. A request that is alone is computed by all, if
+  its KV ends on one.
 - Otherwise the last instances decode, as few as meet the TPOT target, each requests of its own. The others
   compute prompts in one group, and serve the KV that stays there. A context that one instance reads too
   slowly is decoded by that group, before it goes on with prompts.
@@ -62,11 +63,11 @@ def plan_esp(
     alone = reading(without_memory(snapshot), each)  # parts have no memory instances
     snapshot = reading(snapshot, hosts_of(snapshot))
     if variant.has_lone_instances and suits_lone_instances(alone, each, cost_model, config):
-        plan = plan_parts(alone, each, cost_model, config, variant)
         if is_alone(snapshot):  # all instances compute it sooner
-            together = plan_part(snapshot, cost_model, config, len(snapshot.pools), variant)
-            together = with_borrowings(together, snapshot)
-            plan = together if ends_on_one(together) else plan
+            whole = without_memory(snapshot)
+            plan = plan_part(whole, cost_model, config, len(whole.pools), variant)
+            plan = with_borrowings(plan, whole) if ends_on_one(plan) else None
+        plan = plan or plan_parts(alone, each, cost_model, config, variant)
     elif snapshot.num_hosts > 1 and len(parts := joined_hosts(snapshot)) > 1:
         plan = plan_parts(without_memory(snapshot), parts, cost_model, config, variant)
     is_enough = plan is not None and (plan.batches or plan.migrations or snapshot.is_anything_in_flight)

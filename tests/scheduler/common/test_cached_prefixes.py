@@ -1,4 +1,4 @@
-"""What requests read of the prefix cache as they begin, in the room that the rest of a plan leaves."""
+"""Requests that begin read cached KV as far as the rest of a plan leaves room for it."""
 
 from plans import prefill
 from shared_prefixes import PrefixCluster
