@@ -50,16 +50,11 @@ def server(folder: Path, log: Path, tmp_path_factory: pytest.TempPathFactory) ->
 @pytest.fixture(autouse=True)
 def _all_serve(server: Served) -> Iterator[None]:
     yield
-    wait_until(lambda: health(server).get("status") == "ok", 60, "all engines to serve")
-
-
-def health(server: Served) -> dict[str, Any]:
-    found: dict[str, Any] = httpx.get(f"{server.url}/health", timeout=30).json()
-    return found
+    wait_until(lambda: server.health().get("status") == "ok", 60, "all engines to serve")
 
 
 def loans(server: Served) -> list[dict[str, Any]]:
-    return [loan for engine in health(server)["engines"].values() for loan in engine.get("loans", ())]
+    return [loan for engine in server.health()["engines"].values() for loan in engine.get("loans", ())]
 
 
 def both_sides_of_a_loan(server: Served) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -162,7 +157,7 @@ def test_no_token_changes_when_a_part_of_a_loan_is_killed(server: Served, folder
             fault = {"fault": "kill_engine", "engine": loans(server)[0][victim]}
         httpx.post(f"{server.url}/admin/faults", json=fault, headers=HEADERS).raise_for_status()
         assert_answers(folder, sent)
-    wait_until(lambda: health(server)["status"] == "ok" and not loans(server), 60, "all to return")
+    wait_until(lambda: server.health()["status"] == "ok" and not loans(server), 60, "all to return")
     assert server.metric("loong:instance_kv_capacity_tokens") == 2 * POOL
 
 

@@ -49,12 +49,7 @@ def server(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
 @pytest.fixture(autouse=True)
 def _all_serve(server: Served) -> Iterator[None]:
     yield
-    wait_until(lambda: health(server).get("status") == "ok", 60, "all engines to serve")
-
-
-def health(server: Served) -> dict[str, Any]:
-    found: dict[str, Any] = httpx.get(f"{server.url}/health", timeout=30).json()
-    return found
+    wait_until(lambda: server.health().get("status") == "ok", 60, "all engines to serve")
 
 
 def choices_of(server: Served, fields: dict[str, Any], on_event: Any = None) -> list[Any]:
@@ -110,9 +105,9 @@ def test_streams_go_on_with_the_same_tokens_when_one_engine_and_then_all_die(
         if num_events != 20:
             return
         assert inject(server, fault="kill_engine", engine=1) == {"fault": "kill_engine", "engine": 1}
-        wait_until(lambda: health(server)["status"] == "degraded", 30, "the loss to be seen")
-        assert health(server)["engines"]["1"]["status"] == "restarting"
-        assert "engine 1 was lost" in health(server)["message"]
+        wait_until(lambda: server.health()["status"] == "degraded", 30, "the loss to be seen")
+        assert server.health()["engines"]["1"]["status"] == "restarting"
+        assert "engine 1 was lost" in server.health()["message"]
         inject(server, fault="kill_engine", engine=0)
 
     ways = [*WAYS, WAYS[0]]

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import IO
+from typing import IO, Any
 
 import failing_worker
 import httpx
@@ -80,6 +80,11 @@ class Served:
     def client(self) -> OpenAI:
         """The official client."""
         return OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=120)
+
+    def health(self) -> dict[str, Any]:
+        """Return what `/health` says."""
+        found: dict[str, Any] = httpx.get(f"{self.url}/health", timeout=30).json()
+        return found
 
     def stream_of(self, num_tokens: int) -> Stream[Completion]:
         """Begin a stream of a number of tokens, and return it once one has come."""
